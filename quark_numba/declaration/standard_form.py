@@ -50,6 +50,11 @@ class Builder(ABC, Generic[AnyOperand]):
     def may_be_nan(self, x: AnyOperand) -> bool:
         """Whether it is not proved that no element of an operand is NaN."""
 
+    @property
+    @abstractmethod
+    def is_beside_product(self) -> bool:
+        """Whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
+
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NoStandardForm if it is not known."""
         shape = self.shape(x)
@@ -83,7 +88,7 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with a constant in the place of NaN."""
+        """Return x with something else in the place of NaN. On ONNX Runtime's CPU provider -0 becomes 0."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
@@ -91,12 +96,25 @@ class Builder(ABC, Generic[AnyOperand]):
 
         ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
-        several = next((i for i, length in enumerate(self.shape(x) or ()) if length is not None and length > 1), None)
-        if several is None:
-            return self("Sub", 0.0, self("Sub", 0.0, x))
-        shape = self.shape(x)
-        assert shape is not None
-        return self("Add", x, np.zeros([shape[several], *[1] * (len(shape) - several - 1)], np.float32))
+        shape = self._shape_of_several(x)
+        return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
+
+    def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
+        """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
+        of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
+        NoStandardForm if no dimension of x is known to be more than 1."""
+        if number.size != 1 or not self.is_beside_product:
+            return number
+        shape = self._shape_of_several(x)
+        if shape is None:
+            raise NoStandardForm("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
+        return np.full(shape, number.reshape(()))
+
+    def _shape_of_several(self, x: AnyOperand) -> Sequence[int] | None:
+        """Return a shape of more than one element that broadcasts to x; None: no dimension of x is known to be more than 1."""
+        shape = self.shape(x) or ()
+        several = [(length, len(shape) - 1 - i) for i, length in enumerate(shape) if length is not None and length > 1]
+        return (several[-1][0], *[1] * several[-1][1]) if several else None
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
+from ..declaration.standard_arithmetic import least_step, nearest
 from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, is_power_of_two
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
@@ -33,7 +34,7 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     between bounds less the zero point (see ``arithmetic._integer_multiple``)."""
     scale = _parameter(op, meaning, meaning.scale, FLOAT32)
     if not codes.is_integer:
-        code = op.cast(_float_code(op, meaning, codes), FLOAT32)
+        code = _code_as_float32(op, meaning, codes)
         zero_point = _zero_point(op, meaning, FLOAT32)
         return _product(op, code if zero_point is None else op("Sub", code, zero_point), scale)
     q = _within(op, op("Round", _quotient(op, meaning, FLOAT32)), meaning, codes)
@@ -80,28 +81,49 @@ def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand],
 
 def _float_code(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
     """code = saturate(x / scale + zero point), a code of a float type. NaN stays; -0 + 0 is 0."""
+    v = _sum(op, meaning, codes)
+    return op.cast(v, codes) if _saturates(meaning, codes) else op.cast(_with_overflow(op, v, v, codes), codes, saturate=0)
+
+
+def _code_as_float32(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
+    """Return the value of a code of a float type. Types of 8 bits and less need no Cast, which many opsets and execution
+    providers lack."""
+    if codes.bits > 8:
+        return op.cast(_float_code(op, meaning, codes), FLOAT32)
+    v = _sum(op, meaning, codes)
+    if codes.nan_substitute is not None:
+        instead = codes.code_values[codes.nan_substitute]
+        v = op.without_nan(v, instead or -least_step(codes) / 4)  # -0 might become 0
+    y = nearest(op, v, codes)
+    return y if _saturates(meaning, codes) else _with_overflow(op, v, y, codes)
+
+
+def _saturates(meaning: Affine[AnyOperand], codes: ElementType) -> bool:
+    return meaning.saturate or codes.bits != 8
+
+
+def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
+    """Return x / scale + zero point, which may be saturated already."""
     precision = _precision(meaning)
     if precision is FLOAT64:
         raise NoStandardForm(f"a float64 would be rounded to {codes.name} twice")
     zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
-    saturates, bounds = meaning.saturate or codes.bits != 8, (float(codes.lowest), float(codes.highest))
+    is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
     if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
-        v = op.with_positive_zero(op.clip(v, *bounds) if saturates else v)
-    else:
-        v = op("Add", v, zero_point)
-        v = op.clip(v, *bounds) if saturates else v
-    return op.cast(v, codes) if saturates else op.cast(_with_overflow(op, v, codes), codes, saturate=0)
+        return op.with_positive_zero(op.clip(v, *bounds) if is_limited else v)
+    v = op("Add", v, zero_point)
+    return op.clip(v, *bounds) if is_limited else v
 
 
-def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, codes: ElementType) -> AnyOperand:
-    """Return v with Inf, or NaN for a type without Inf, where rounding takes it beyond the largest value of a type. The Cast of
+def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, y: AnyOperand, codes: ElementType) -> AnyOperand:
+    """Return y with Inf, or NaN for a type without Inf, where rounding takes v beyond the largest value of a type. The Cast of
     ONNX Runtime 1.32 that is not to saturate takes 480 to 448 in float8e4m3fn, where NaN is due."""
     values = np.unique(codes.code_values[np.isfinite(codes.code_values)])
     tie = np.float32(values[-1] + (values[-1] - values[-2]) / 2)
     is_odd = np.array(codes.highest).astype(codes.dtype).view(np.uint8) % 2 == 1  # then the tie goes beyond
     beyond = tie if is_odd else np.nextafter(tie, np.float32(np.inf))
-    instead = op("Mul", v, np.inf) if codes.has_infinity else np.nan
-    return op("Where", op("Less", op("Abs", v), beyond), v, instead)
+    # The Where of ONNX Runtime's CPU provider turns -0 into 0, so it chooses a factor.
+    return op("Mul", y, op("Where", op("Less", op("Abs", v), beyond), 1.0, np.inf if codes.has_infinity else np.nan))
 
 
 def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
@@ -131,12 +153,14 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
     if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)):
         return x
     if isinstance(scale, np.ndarray) and is_power_of_two(scale):
-        return op("Mul", x, 1 / scale)
-    return op("Div", x, scale)
+        return op("Mul", x, op.factor(x, 1 / scale))
+    return op("Div", x, op.factor(x, scale) if isinstance(scale, np.ndarray) else scale)
 
 
 def _product(op: Builder[AnyOperand], number: AnyOperand, scale: Given) -> AnyOperand:
-    return number if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)) else op("Mul", number, scale)
+    if not isinstance(scale, np.ndarray):
+        return op("Mul", number, scale)
+    return number if bool(np.all(scale == 1)) else op("Mul", number, op.factor(number, scale))
 
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:

@@ -4,6 +4,7 @@ Any execution provider runs such a model. ONNX Runtime's optimisers do not know 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
@@ -91,6 +92,39 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     graph.remove(node, WRITTEN)
 
 
+# Operators of ONNX and ONNX Runtime that multiply matrices, those that may be dropped from between two nodes, and how many
+# nodes are looked at.
+_PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
+_DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+_MOST_NODES = 16
+
+
+def _is_beside_product(node: ir.Node) -> bool:
+    """Whether a MatMul gives a node's first input or takes its output, or does so behind nodes that may be dropped. If there
+    are many nodes, it may be."""
+    before = [_producer(node)]
+    behind = [user for value in node.outputs for user, _ in value.uses()]
+    for _ in range(_MOST_NODES):
+        if not (before or behind):
+            return False
+        is_before = bool(before)
+        other = before.pop() if is_before else behind.pop()
+        if other is None:
+            continue
+        if other.op_type in _PRODUCTS:
+            return True
+        if other.op_type in _DROPPED and is_before:
+            before.append(_producer(other))
+        elif other.op_type in _DROPPED:
+            behind += [user for value in other.outputs for user, _ in value.uses()]
+    return True
+
+
+def _producer(node: ir.Node) -> ir.Node | None:
+    value = node.inputs[0] if node.inputs else None
+    return value.producer() if value else None
+
+
 class _Input(Operand):
     """An input whose element type onnx's inference may know."""
 
@@ -125,6 +159,10 @@ class _Nodes(Builder[Operand]):
         self.written.append(made)
         self._bounds.add(made)
         return Operand(self._graph, y)
+
+    @functools.cached_property
+    def is_beside_product(self) -> bool:
+        return _is_beside_product(self._node.node)
 
     def drop(self) -> None:
         """Take back what was written."""

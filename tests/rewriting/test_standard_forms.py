@@ -54,23 +54,26 @@ def expected(key, x, scale, zero_point):
     return codes if key.operation == "quantize" else oracle.dequantize(codes, scale, zero_point, name)
 
 
-def reason(key, opset=OPSET):
+def reason(key, are_constants=True, opset=OPSET):
     """Return why nodes of a key have no form. ONNX has no Cast of 6 bits up to this opset."""
     if key.operation == "quantize" and key.precision.name == "float64" and not key.quantized.is_integer:
         return f"a float64 would be rounded to {key.quantized.name} twice"
     if key.operation == "quantize" and key.x.name == "int32" and key.precision.bits == 16:
         return f"an int32 would be rounded to {key.precision.name} twice"
-    return f"opset {opset} has no Cast of {key.quantized.name}" if key.quantized.bits == 6 else None
+    if key.quantized.bits == 6 and (key.operation != "quantize_dequantize" or not are_constants):
+        return f"opset {opset} has no Cast of {key.quantized.name}"
+    return None
 
 
 def assert_right(key, source, x, scale, zero_point, spread, are_constants, levels=LEVELS):
     """Assert that the standard form gives the bits of the oracle."""
-    why = reason(key)
+    why = reason(key, are_constants)
     if why:
         assert list(optimized(source, operators="standard").left) == [(f"quark_numba::{OWN[key.operation]}", why)]
         return
     standard = in_standard_operators(source)
-    if not (casts_to(key.quantized) and casts_to(key.x)):
+    is_cast = key.operation != "quantize_dequantize" or not are_constants
+    if is_cast and not (casts_to(key.quantized) and casts_to(key.x)):
         return  # ONNX Runtime lacks it
     feeds = {"x": x} | ({} if are_constants else {"scale": scale} | ({} if zero_point is None else {"zero_point": zero_point}))
     for level in levels:
@@ -175,6 +178,29 @@ def test_result_in_standard_operators_stays():
 ])  # fmt: skip
 def test_nodes_of_a_round_trip(name, expected):
     assert operators(in_standard_operators(one_pair(name))) == expected
+
+
+@pytest.mark.parametrize("operation", ["quantize_dequantize", "dequantize"])
+@pytest.mark.parametrize("name", ["int8", "float8e4m3fn"])
+@pytest.mark.parametrize("between", ["", "Identity", "Transpose"])
+def test_scales_beside_products(operation, name, between):
+    """ONNX Runtime fuses a scalar factor beside a MatMul into it, and then does not round the product by itself."""
+    rng = np.random.default_rng(3)
+    weights = constant("w", rng.normal(size=(8, 8)), np.float32)
+    parameters = [constant("s", 0.3, np.float32), constant("z", 0, oracle.dtype(name))]
+    inner, nodes = "x", []
+    if operation == "quantize_dequantize":
+        nodes.append("a = MatMul (x, w)")
+        inner = "a"
+    if between:
+        nodes.append(f"b = {between} ({inner})")
+        inner = "b"
+    nodes += [helper.make_node(OWN[operation], [inner, "s", "z"], ["c"], domain="quark_numba"), "y = MatMul (c, w)"]
+    x_type = name if operation == "dequantize" else "float32"
+    source = model(nodes, [("x", x_type, [8, 8])], [("y", "float32", [8, 8])], initializers=[weights, *parameters])
+    x = rng.normal(scale=9, size=(8, 8)).astype(oracle.dtype(x_type))
+    results = [run(plain_session(in_standard_operators(source), level=level), x=x) for level in LEVELS]
+    oracle.assert_same_bits(*results)
 
 
 def test_subgraphs_and_functions():
