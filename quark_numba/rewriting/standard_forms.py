@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx import helper
 from onnx.checker import ValidationError
 from onnx.defs import SchemaError
@@ -19,7 +20,8 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
-from ..element_types import ElementType
+from ..element_types import BFLOAT16, FLOAT16, FLOAT64, ElementType
+from ..element_types.operands import INT64
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
@@ -69,7 +71,8 @@ def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
-    builder = _Nodes(graph, node, bounds)
+    kind = next((each for name, each in _OF_PROVIDERS.items() if name in graph.providers), _Nodes)
+    builder = kind(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
         raise Left("it has no form in standard operators")
@@ -223,3 +226,41 @@ class _Nodes(Builder[Operand]):
         name = onnx.TensorProto.DataType.Name(number).lower()
         if f"tensor({name})" not in known:
             raise NoStandardForm(f"opset {self.opset} has no {made.op_type} of {name}")
+
+
+class _NodesOfOpenVINO(_Nodes):
+    """Writes nodes that OpenVINO's provider computes as they are written (release 1.24).
+
+    It computes float16 and float64 in float32 and int64 in int32, and drops the Casts between them: such a node has no form. It
+    leaves IsNaN and bfloat16 to the CPU's provider, and ONNX Runtime refuses a model in which one part of OpenVINO's is on both
+    sides of such a node. Its Clip, Min and Max lose NaN, except with several bounds, and these in front."""
+
+    def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
+        super().__init__(graph, node, bounds)
+        self._numbers: set[ir.Value] = set()  # results without NaN
+
+    def cast(self, x: Operand, to: ElementType, **attributes: int) -> Operand:
+        if x.element_type is not to and to in (BFLOAT16, FLOAT16, FLOAT64, INT64):
+            raise NoStandardForm(f"OpenVINO's provider has no {to.name}")
+        return super().cast(x, to, **attributes)
+
+    def clip(self, x: Operand, low: NDArray[Any] | float, high: NDArray[Any] | float) -> Operand:
+        shape = self._shape_of_several(x)
+        if shape is None or np.size(low) != 1 or np.size(high) != 1 or not self.may_be_nan(x):
+            return super().clip(x, low, high)
+        least, most = (np.full(shape, np.reshape(bound, ()), np.float32) for bound in (low, high))
+        return self("Min", most, self("Max", least, x))
+
+    def without_nan(self, x: Operand, instead: Any) -> Operand:
+        if not self.may_be_nan(x):
+            return x
+        y = self("Where", self("Equal", x, x), x, instead)
+        self._numbers.add(y.value)
+        return y
+
+    def may_be_nan(self, x: Operand) -> bool:
+        return x.value not in self._numbers and super().may_be_nan(x)
+
+
+# Execution providers that need other nodes.
+_OF_PROVIDERS = {"OpenVINOExecutionProvider": _NodesOfOpenVINO}

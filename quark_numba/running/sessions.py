@@ -84,8 +84,8 @@ def session_of(
     """Return a session of a model, with the package's operators if the model has them. With other execution providers than the
     CPU's, its quantization nodes are written in ONNX's standard operators, as these providers run no others. ONNX Runtime maps
     large tensors from files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
-    if others_than_cpus(providers_of(providers)):
-        model = _in_standard_operators(model)
+    if others := others_than_cpus(providers_of(providers)):
+        model = _in_standard_operators(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
     how: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
@@ -94,9 +94,9 @@ def session_of(
         return create_session(source, name, has_own_operators=has_own_operators, **how)
 
 
-def _in_standard_operators(model: model_files.Source | model_files.Model) -> model_files.Model:
+def _in_standard_operators(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
     given = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-    return optimized(given, operators="standard", for_other_providers=True).rewritten
+    return optimized(given, operators="standard", providers=providers).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:

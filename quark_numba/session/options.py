@@ -70,10 +70,15 @@ _DEFAULTS = {
 }
 
 
+def other_providers(options: onnxruntime.SessionOptions, providers: Any) -> list[str]:
+    """Return the names of the execution providers beside the CPU's of a session with these arguments."""
+    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
+    return [*others_than_cpus(names), *["one that the options choose"] * _name_providers(options)]
+
+
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     """Whether all nodes of a session with these arguments run on the CPU's execution provider."""
-    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
-    return not others_than_cpus(names) and not _name_providers(options)
+    return not other_providers(options, providers)
 
 
 def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
@@ -97,7 +102,7 @@ def facts(
     return {
         # The order of a set changes from process to process.
         **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
-        "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
+        "providers": sorted(other_providers(options, providers)),
         "replaced": sorted(replaced),
         "from_memory": from_memory,
         "level": str(options.graph_optimization_level),
