@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,8 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with something else in the place of NaN. On ONNX Runtime's CPU provider -0 becomes 0."""
+        """Return x with a constant in the place of NaN. ONNX Runtime's Where gives 0 for a -0 in its second input, which is the
+        constant here. In its third input -0 stays."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
@@ -110,6 +111,40 @@ class Builder(ABC, Generic[AnyOperand]):
             raise NoStandardForm("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
         return np.full(shape, number.reshape(()))
 
+    def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
+        """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
+
+        It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
+        if not is_constant(number):
+            return self("Add", x, number)
+        bits = np.asarray(number, np.float32).view(np.uint32)
+        if bool(np.all(bits == 1 << 31)):
+            return x
+        return self("Sub", x, -number) if bool(np.any(bits)) else self.with_positive_zero(x)
+
+    def at_least(self, x: AnyOperand, bound: Given) -> AnyOperand:
+        """Return whether x >= bound, float32, for an operand or a constant array."""
+        if self.opset >= 12:
+            return self("GreaterOrEqual", x, bound)
+        if not is_constant(bound) or np.any(np.isneginf(bound)):
+            raise NoStandardForm(f"opset {self.opset} has no GreaterOrEqual")
+        return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
+
+    def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:
+        """Return x / divisor, float32, for an operand or a constant array."""
+        if not is_constant(divisor):
+            return self("Div", x, divisor)
+        if bool(np.all(divisor == 1)):
+            return x
+        divisor = self.factor(x, np.asarray(divisor))
+        return self("Mul", x, 1 / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
+
+    def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
+        """Return x * factor, float32, for an operand or a constant array."""
+        if not is_constant(factor):
+            return self("Mul", x, factor)
+        return x if bool(np.all(factor == 1)) else self("Mul", x, self.factor(x, np.asarray(factor)))
+
     def _shape_of_several(self, x: AnyOperand) -> Sequence[int] | None:
         """Return a shape of more than one element that broadcasts to x; None: no dimension of x is known to be more than 1."""
         shape = self.shape(x) or ()
@@ -117,9 +152,20 @@ class Builder(ABC, Generic[AnyOperand]):
         return (several[-1][0], *[1] * several[-1][1]) if several else None
 
 
+def is_constant(given: Given) -> TypeGuard[NDArray[Any]]:
+    """Whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
+    return isinstance(given, (np.ndarray, np.generic))
+
+
 def int64s(*numbers: int) -> NDArray[np.int64]:
     """Return the numbers as an input of an operator that takes a shape or axes."""
     return np.array(numbers, np.int64)
+
+
+def one(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose elements have the same bits as one element without a shape."""
+    first = array.reshape(-1)[:1]
+    return first.reshape(()) if array.size and array.tobytes() == array.size * first.tobytes() else array
 
 
 def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
@@ -131,7 +177,7 @@ def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:
     """Whether dividing float32 by these numbers gives the same bits as multiplying with their inverses."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
     exact = (np.abs(np.frexp(scale)[0]) == 0.5) & np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(np.float32).tiny)
     return scale.dtype == np.float32 and bool(np.all(exact & (np.abs(scale) >= np.finfo(np.float32).tiny)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
 from ..declaration.standard_arithmetic import least_step, nearest
-from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, is_power_of_two
+from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -36,11 +36,11 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     if not codes.is_integer:
         code = _code_as_float32(op, meaning, codes)
         zero_point = _zero_point(op, meaning, FLOAT32)
-        return _product(op, code if zero_point is None else op("Sub", code, zero_point), scale)
+        return op.product(code if zero_point is None else op("Sub", code, zero_point), scale)
     q = _within(op, op("Round", _quotient(op, meaning, FLOAT32)), meaning, codes)
     if isinstance(scale, np.ndarray) and bool(np.all(scale > 0)):
         return op("Sub", 0.0, op("Mul", q, -scale))  # 0 - -0 is 0
-    return _product(op, op.with_positive_zero(q), scale)
+    return op.product(op.with_positive_zero(q), scale)
 
 
 def _quantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
@@ -73,7 +73,7 @@ def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand],
     zero_point = _zero_point(op, meaning, INT64)
     if zero_point is None or isinstance(zero_point, np.ndarray):
         zeros = int64s(0)[0] if zero_point is None else zero_point
-        low, high = (_one((bound - zeros).astype(dtype.dtype)) for bound in (lowest, highest))
+        low, high = (one((bound - zeros).astype(dtype.dtype)) for bound in (lowest, highest))
         return op.clip(op.without_nan(q, low), low, high)
     least, most = (op.cast(op("Sub", bound, zero_point), dtype) for bound in (lowest, highest))
     return op("Min", op("Max", op.without_nan(q, least), least), most)
@@ -111,7 +111,7 @@ def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementTyp
     is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
     if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
         return op.with_positive_zero(op.clip(v, *bounds) if is_limited else v)
-    v = op("Add", v, zero_point)
+    v = op.plus(v, zero_point)
     return op.clip(v, *bounds) if is_limited else v
 
 
@@ -138,7 +138,7 @@ def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
         difference = op.cast(op("Sub", op.cast(meaning.x, wide), zero_point), FLOAT32)
     y_type = meaning.computes_in or meaning.scale.element_type
     y_type = FLOAT32 if y_type is None or y_type is FLOAT8E8M0 else y_type
-    return op.cast(_product(op, difference, _parameter(op, meaning, meaning.scale, FLOAT32)), y_type)
+    return op.cast(op.product(difference, _parameter(op, meaning, meaning.scale, FLOAT32)), y_type)
 
 
 def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: ElementType) -> AnyOperand:
@@ -150,17 +150,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
         x, scale = op.cast(x, precision), _parameter(op, meaning, meaning.scale, precision, FLOAT32)
         return op.cast(op.cast(op("Div", op.cast(x, FLOAT32), scale), precision), FLOAT32)
     x, scale = op.cast(x, wide), _parameter(op, meaning, meaning.scale, wide)
-    if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)):
-        return x
-    if isinstance(scale, np.ndarray) and is_power_of_two(scale):
-        return op("Mul", x, op.factor(x, 1 / scale))
-    return op("Div", x, op.factor(x, scale) if isinstance(scale, np.ndarray) else scale)
-
-
-def _product(op: Builder[AnyOperand], number: AnyOperand, scale: Given) -> AnyOperand:
-    if not isinstance(scale, np.ndarray):
-        return op("Mul", number, scale)
-    return number if bool(np.all(scale == 1)) else op("Mul", number, op.factor(number, scale))
+    return op.quotient(x, scale)
 
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
@@ -174,11 +164,6 @@ def _precision(meaning: Affine[AnyOperand]) -> ElementType:
 def _number(q: AnyOperand, number: float) -> NDArray[Any]:
     """Return a constant in the type of a quotient."""
     return np.array(number, np.float64 if q.element_type is FLOAT64 else np.float32)
-
-
-def _one(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of equal numbers as one number."""
-    return array.reshape(-1)[0].reshape(()) if array.size and bool(np.all(array == array.reshape(-1)[0])) else array
 
 
 def _zero_point(op: Builder[AnyOperand], meaning: Affine[AnyOperand], to: ElementType) -> Given:

@@ -175,7 +175,7 @@ class _Nodes(Builder[Operand]):
     def shape(self, x: Operand) -> Shape | None:
         tensor = self._graph.tensor(x.value)
         shape = self._graph.shape(x.value) if tensor is None else tensor.shape.numpy()
-        return None if shape is None else [length if isinstance(length, int) else None for length in shape]
+        return None if shape is None else [length if isinstance(length, int) and length >= 0 else None for length in shape]
 
     def may_be_nan(self, x: Operand) -> bool:
         return not math.isfinite(self._bounds.of(x.value))
