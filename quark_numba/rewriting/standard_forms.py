@@ -12,14 +12,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx import helper
 from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
-from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..declaration import Affine, Builder, NoStandardForm, Shape, Tensor
 from ..element_types import BFLOAT16, FLOAT16, FLOAT64, ElementType
 from ..element_types.operands import INT64
 from .bounds import Bounds
@@ -229,27 +228,23 @@ class _Nodes(Builder[Operand]):
 
 
 class _NodesOfOpenVINO(_Nodes):
-    """Writes nodes that OpenVINO's provider computes as they are written (release 1.24).
+    """Writes nodes that OpenVINO's provider computes as they are written (release 1.24), which are those of integers.
 
-    It computes float16 and float64 in float32 and int64 in int32, and drops the Casts between them: such a node has no form. It
-    leaves IsNaN and bfloat16 to the CPU's provider, and ONNX Runtime refuses a model in which one part of OpenVINO's is on both
-    sides of such a node. Its Clip, Min and Max lose NaN, except with several bounds, and these in front."""
+    It computes float16 and float64 in float32 and int64 in int32, and drops the Casts between them. It makes one product of two
+    with constants, whose factor may be Inf or 0. Its Clip, Min and Max lose NaN. It leaves IsNaN and bfloat16 to the CPU's
+    provider, and ONNX Runtime refuses a model in which one part of OpenVINO's is on both sides of such a node."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
         super().__init__(graph, node, bounds)
         self._numbers: set[ir.Value] = set()  # results without NaN
+        meaning = graph.meaning(node)
+        if not (isinstance(meaning, Affine) and meaning.element_type and meaning.element_type.is_integer):
+            raise Left("OpenVINO's provider may compute its standard form in another way")
 
     def cast(self, x: Operand, to: ElementType, **attributes: int) -> Operand:
         if x.element_type is not to and to in (BFLOAT16, FLOAT16, FLOAT64, INT64):
             raise NoStandardForm(f"OpenVINO's provider has no {to.name}")
         return super().cast(x, to, **attributes)
-
-    def clip(self, x: Operand, low: NDArray[Any] | float, high: NDArray[Any] | float) -> Operand:
-        shape = self._shape_of_several(x)
-        if shape is None or np.size(low) != 1 or np.size(high) != 1 or not self.may_be_nan(x):
-            return super().clip(x, low, high)
-        least, most = (np.full(shape, np.reshape(bound, ()), np.float32) for bound in (low, high))
-        return self("Min", most, self("Max", least, x))
 
     def without_nan(self, x: Operand, instead: Any) -> Operand:
         if not self.may_be_nan(x):

@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx_models import session_options
@@ -44,7 +45,7 @@ def assert_near(session, name):
 
 
 @PROVIDERS
-@pytest.mark.parametrize("name", ["bf16", "fp16", "u32", "mxfp8"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "u32", "mxfp8", "bfp16"])
 def test_sessions(name, providers):
     session = quark_numba.InferenceSession(MODELS / f"textline_cls_{name}.onnx", providers=providers)
     assert_near(session, name)
@@ -118,6 +119,24 @@ def test_integers_with_openvino(element_type, scale):
     """The sign of a zero is lost: the provider drops a subtraction from zero."""
     _, y, expected = quantized(element_type, scale, None if np.ndim(scale) == 0 else 0)
     assert np.array_equal(y, expected)
+
+
+@only_openvino
+@pytest.mark.parametrize("element_type", ["int8", "uint8", "uint16"])
+def test_codes_with_openvino(element_type):
+    """Quantize and dequantize nodes are apart."""
+    zero_point = np.array(5, element_type)
+    text = "q = ExtendedQuantizeLinear (x, s, z)  r = Reshape (q, n)  y = ExtendedDequantizeLinear (r, s, z)  c = Identity (q)"
+    number = find(element_type).number
+    model = text_model(f"(float[2, 40] x) => (float[] y) {{ {text} }}", s=np.float32(0.5), z=zero_point, n=np.array([80]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("c", number, [2, 40]))
+    x = np.random.default_rng(0).normal(0, 90, (2, 40)).astype(np.float32)
+    x.flat[:5] = np.nan, np.inf, -np.inf, 0.25, 0.75
+    options = session_options("DISABLE_ALL")
+    quark_numba.register(options)
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options, CPU).run(None, {"x": x})
+    for y, right in zip(quark_numba.InferenceSession(model, session_options(), ALL).run(None, {"x": x}), expected, strict=True):
+        assert np.array_equal(y, right)
 
 
 @only_openvino

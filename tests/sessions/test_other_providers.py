@@ -15,6 +15,7 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.ort import native
+from quark_numba.rewriting.optimize import not_standard_as_text, optimized
 from quark_numba.session import kept
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("other_provider")]
@@ -194,3 +195,15 @@ def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
     (record,) = caplog.records
     assert OTHERS[0] in record.getMessage()
     assert 'operators="standard"' in record.getMessage()
+
+
+@pytest.mark.parametrize(("zero_point", "expected"), [(np.int8(3), ""), (np.float16(0), "may compute its standard form")])
+def test_forms_for_openvino(zero_point, expected):
+    """Float types stay operators of this package. In a form of integers no node is left to the CPU's provider."""
+    source = text_model("(float[2, 4] x) => (float[] y) { y = Pair (x, s, z) }", s=np.float32(0.3), z=zero_point)
+    result = optimized(source, operators="standard", providers=["OpenVINOExecutionProvider"])
+    names = {node.op_type for node in result.model.graph.node}
+    assert expected in not_standard_as_text(result.left)
+    assert is_standard({f"{node.domain}::{node.op_type}" for node in result.model.graph.node}) is not bool(expected)
+    assert not names & {"IsNaN", "Cast"}
+    assert bits(session(result.model, level="DISABLE_ALL")) == bits(session(source, level="DISABLE_ALL"))
