@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 
@@ -18,6 +19,13 @@ def check_flags(**flags: Any) -> None:
         is_of_numpy = getattr(flag, "shape", None) == () and getattr(flag, "dtype", None) == "bool"
         if not (is_of_numpy or (isinstance(flag, int) and flag in (0, 1))):
             refuse(name, flag, "True or False", ValueError)
+
+
+def check_choices(choices: Sequence[str], **values: Any) -> None:
+    """Raise ValueError for what is none of the choices."""
+    for name, value in values.items():
+        if not (isinstance(value, str) and value in choices):
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
 def check_integers(least: float, most: float, expected: str, /, **numbers: Any) -> None:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -143,8 +143,9 @@ def analyze(
     if not (isinstance(by, str) and by in BY):
         refuse("by", by, '"tensor", "node" or "operator"', ValueError)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
-    analyzer = _Analyzer(recipe, threads=execution.threads or number_of_processors())
+    recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms, execution.providers)
+    here = replace(recipe, providers=execution.providers_here)
+    analyzer = _Analyzer(here, recipe, threads=execution.threads or number_of_processors())
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
     for experiment in analyzer.experiments:
@@ -170,25 +171,28 @@ class _Recipe:
     by: By | None
     what_if: list[str]
     histograms: int
+    providers: Sequence[str] | None
 
 
 def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
     """Return the function that measures a batch in another process, in the first pass or at the points of the second."""
-    analyzer = _Analyzer(recipe, threads=threads)
+    analyzer = _Analyzer(recipe, recipe, threads=threads)
     analyzer.within = threads
     return analyzer.work(points)
 
 
 class _Analyzer:
-    def __init__(self, recipe: _Recipe, *, threads: int) -> None:
-        self.recipe, self.threads = recipe, threads
+    """`recipe` is for this process, and `elsewhere` for others."""
+
+    def __init__(self, recipe: _Recipe, elsewhere: _Recipe, *, threads: int) -> None:
+        self.recipe, self.elsewhere, self.threads = recipe, elsewhere, threads
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
-            self.segments = Segments(self.twin)
+            self.segments = Segments(self.twin, recipe.providers)
             chosen = recipe.chosen or self.segments.outputs
             self.random = random_outputs(recipe.model, recipe.reference, chosen)
         self.chosen = [name for name in chosen if name not in self.random]
-        self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
+        self.reference = None if recipe.reference is None else self.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
             self.experiments.append(Sweep(self.segments, self.chosen, recipe.by))
@@ -241,7 +245,7 @@ class _Analyzer:
         work = (
             here
             if runner.execution.is_here
-            else functools.partial(_work, self.recipe, points, runner.execution.threads_of_process)
+            else functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
         )
         return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
 
@@ -294,12 +298,15 @@ class _Analyzer:
         twin_comparison = Comparison() if self.reference is None else self.compare(twin, reference)
         return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), twin_comparison, results)
 
+    def session_of(self, model: Source, name: str) -> Any:
+        return sessions.session_of(model, name, providers=self.recipe.providers)
+
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
 
     def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Comparison:
         try:
-            return self.compare(sessions.run(sessions.session_of(self.recipe.model, "the model"), feed), outputs)
+            return self.compare(sessions.run(self.session_of(self.recipe.model, "the model"), feed), outputs)
         except ModelError as error:
             unmatched["ONNX Runtime's optimisations"] = str(error)
             return Comparison()

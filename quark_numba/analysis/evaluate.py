@@ -112,7 +112,8 @@ def evaluate(
     Parameters
     ----------
     model : path, or onnx.ModelProto
-        The quantized model; it runs as it is written, with ONNX Runtime's optimisations.
+        The quantized model; it runs as it is written, with ONNX Runtime's optimisations. With other execution providers than
+        the CPU's (`execution`), it runs in ONNX's standard operators.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
@@ -133,7 +134,7 @@ def evaluate(
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name, the same names for each
         batch. Their means over the samples are in `metrics`. It is not called for a batch without samples.
     execution : Execution, optional
-        Threads, processes or a cluster, what a faulty batch does, and the file to continue from.
+        Threads, processes or a cluster, execution providers, what a faulty batch does, and the file to continue from.
 
     Returns
     -------
@@ -159,7 +160,7 @@ def evaluate(
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.threads_of_process
     classes = Classes(class_axis, top_k, labels, ignore_label)
-    pair = _pair(models, threads)
+    pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
     check_chosen(outputs, names)
     with errors_named("not a valid model"):
@@ -178,7 +179,8 @@ def evaluate(
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    work = functools.partial(_work, pair if execution.is_here else None, models, threads, compared, classes, metric)
+    own_pair = functools.partial(_pair, models, threads, execution.providers)
+    work = functools.partial(_work, pair if execution.is_here else None, own_pair, compared, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -197,18 +199,19 @@ def evaluate(
     )
 
 
-def _work(pair: list[Any] | None, models: float_twin.Pair, threads: int, *arguments: Any) -> Work:
-    """Return the function that measures a batch. It creates its own sessions if `pair` is None."""
-    own_pair = pair or _pair(models, threads)
+def _work(pair: list[Any] | None, make: Callable[[], list[Any]], *arguments: Any) -> Work:
+    """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
+    own_pair = pair or make()
     return lambda batch: _of_batch(own_pair, batch, *arguments)
 
 
-def _pair(models: float_twin.Pair, threads: int) -> list[Any]:
+def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
     """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
     model, reference = models
-    session = sessions.session_of(model, "the model", threads=threads)
+    how: dict[str, Any] = {"threads": threads, "providers": providers}
+    session = sessions.session_of(model, "the model", **how)
     floats = float_twin.make_twin(model).lazy if reference is None else reference
-    return [session, sessions.session_of(floats, "the reference", threads=threads)]
+    return [session, sessions.session_of(floats, "the reference", **how)]
 
 
 def _output_error(name: str, total: _Batch) -> OutputError:

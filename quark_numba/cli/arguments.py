@@ -60,6 +60,38 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_providers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--providers",
+        type=lambda text: text.split(","),
+        metavar="NAME[,NAME...]",
+        help="ONNX Runtime's execution providers, such as cuda or CUDAExecutionProvider (default: the CPU's); with others, "
+        "quantization nodes run in ONNX's standard operators",
+    )
+
+
+def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse providers that this build of ONNX Runtime lacks, and let the others have its names. Workers of a cluster may have
+    another build."""
+    if getattr(options, "providers", None) is None or getattr(options, "scheduler", None):
+        return
+    from ..ort.providers import providers_of
+
+    try:
+        options.providers = providers_of(options.providers)
+    except ValueError as error:
+        parser.error(f"argument --{error}")
+    if has_other_providers(options) and getattr(options, "optimize", False):
+        parser.error("argument --optimize: not allowed with other --providers, as these run the model in standard operators")
+
+
+def has_other_providers(options: argparse.Namespace) -> bool:
+    """Whether the command has other execution providers than the CPU's."""
+    from ..ort.providers import others_than_cpus
+
+    return bool(others_than_cpus(options.providers or []))
+
+
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
         "--top",
@@ -91,6 +123,7 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
     add_data(parser)
     parser.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
     add_threads(parser)
+    add_providers(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")
     add_json(parser)
     return parser
@@ -112,6 +145,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--workers", type=positive, metavar="N", help="run the batches in N processes; needs the extra `dask`")
     where.add_argument("--scheduler", metavar="ADDRESS", help="run the batches on the dask cluster of this scheduler")
+    add_providers(parser)
     parser.add_argument(
         "--on-error",
         choices=("stop", "continue"),
@@ -125,7 +159,7 @@ def execution_of(options: argparse.Namespace, progress: Callable[[int, int | Non
     """Return the options of `add_threads` and `add_runs`."""
     from ..running.runs import Execution
 
-    names = ("threads", "workers", "scheduler", "on_error", "resume")
+    names = ("threads", "workers", "scheduler", "providers", "on_error", "resume")
     return Execution(**{name: getattr(options, name) for name in names}, progress=progress)
 
 
@@ -193,6 +227,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
+    _check_providers(parser, options)
     needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
     needs |= {"ignore_label": "labels"}
     for given, needed in needs.items():

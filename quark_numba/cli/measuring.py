@@ -23,9 +23,11 @@ from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
 from ..ort import Backend, register
+from ..ort.providers import others_than_cpus
 from ..rewriting.qdq import Qdq
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
+from ..session.options import runs_on_cpu_alone
 from ..session.prepared import Prepared, prepared
 from .inventory import QuantizationNodes
 
@@ -44,16 +46,22 @@ _BLOCK = 5
 
 @contextmanager
 def optimised(
-    path: str | Path, *, backend: Backend | None = None, qdq: Qdq = "auto", cache: bool | str = False
+    path: str | Path,
+    *,
+    backend: Backend | None = None,
+    qdq: Qdq = "auto",
+    cache: bool | str = False,
+    providers: list[str] | None = None,
 ) -> Iterator[Prepared]:
-    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq` and `cache` are as
+    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq`, `cache` and `providers` are as
     there."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
-        is_native = register(options, backend=backend, standard_ops=qdq == "float") == "native"
+        is_float = qdq == "float" and runs_on_cpu_alone(options, providers)
+        is_native = register(options, backend=backend, standard_ops=is_float) == "native"
     read = model_files.Source.open(path)
-    with prepared(read, options, cache=cache, is_native=is_native, qdq=qdq) as model:
+    with prepared(read, options, providers, cache=cache, is_native=is_native, qdq=qdq) as model:
         yield model
 
 
@@ -66,13 +74,15 @@ def create_session(
     qdq: Qdq = "auto",
     optimised: Prepared | None = None,
     profile: str = "",
+    providers: list[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
     of ONNX if ONNX Runtime cannot run them. `optimised`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
-    how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile}
+    how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile, "providers": providers}
     if optimised and optimised.source:
-        how |= {"has_own_operators": True, "standard_ops": qdq == "float", "fuses_integers": True}
+        is_float = qdq == "float" and not others_than_cpus(providers or [])
+        how |= {"has_own_operators": True, "standard_ops": is_float, "fuses_integers": True}
         return create_session_of(optimised.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
     needs_standard_ops = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)

@@ -29,11 +29,14 @@ def _profile(options: argparse.Namespace) -> int:
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    how = {"backend": options.backend, "qdq": options.qdq}
+    how = {"backend": options.backend, "qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
         with progress(f"optimising {options.model}"):
             optimised = stack.enter_context(measuring.optimised(options.model, **how, cache=options.cache))
-        for name, model in {"before": None, "after": optimised}.items():
+        models = {"before": None, "after": optimised}
+        if arguments.has_other_providers(options):
+            del models["before"]  # its custom operators run on the CPU's provider alone
+        for name, model in models.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
                     options.model,
@@ -53,7 +56,8 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
-    """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimisation."""
+    """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimisation, or the
+    latter."""
     columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
     kinds = [
         _line("quantization", times, lambda row: row.quantizes),

@@ -76,23 +76,25 @@ def _measure(
     from ..running.sessions import run
     from . import measuring
 
-    contenders = [(*model, False) for model in models]
+    has_others = arguments.has_other_providers(options)
+    contenders = [(*model, has_others) for model in models]
     if options.optimize:
         contenders.insert(1, (*models[0], True))
-    sessions, loaded = [], []
-    optimisation = comparison = None
+    sessions, loaded, optimisations = [], [], []
+    comparison = None
     with ExitStack() as stack:
         for path, nodes, is_optimised in contenders:
             with progress(f"loading {path}{' optimised' * is_optimised}"):
                 start = time.perf_counter()
+                how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
                 optimised = None
                 if is_optimised:
-                    how = {"backend": options.backend, "cache": options.cache}
-                    optimised = optimisation = stack.enter_context(measuring.optimised(path, **how))
-                sessions.append(
-                    measuring.create_session(path, nodes, optimised=optimised, backend=options.backend, threads=options.threads)
-                )
-                loaded.append({"model": path + ", optimised" * is_optimised, "load_seconds": time.perf_counter() - start})
+                    optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
+                    optimisations.append(optimised)
+                sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
+                name = path + ", optimised" * (is_optimised and not has_others)
+                loaded.append({"model": name, "load_seconds": time.perf_counter() - start})
+        providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
         inputs = next(batches)
@@ -121,10 +123,14 @@ def _measure(
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
         "batches": count,
         "threads": options.threads or "default",
+        "providers": providers,
         "load_seconds": times[0]["load_seconds"],
         "median_seconds": times[0]["median_seconds"],
     }
-    if optimisation:
+    optimisation = optimisations[0] if optimisations else None
+    if optimisation and has_others:
+        report |= optimisation.json()
+    elif optimisation:
         report["optimised"] = times[1] | optimisation.json() | ratios[1]
     if comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
@@ -159,13 +165,14 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepa
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
     times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
-    times += [report["optimised"]] if optimised else []
+    times += [report["optimised"]] if "optimised" in report else []
     times += [{**reference, "latency_ratio": 1.0}] if reference else []
     columns, rows = ["model", ">load, ms", ">median latency, ms"], []
     for timed in times:
         ms = f"{1e3 * timed['load_seconds']:.0f}", f"{1e3 * timed['median_seconds']:.2f}"
         rows.append([Path(timed["model"]).name, *ms, *([f"{timed['latency_ratio']:.2f}"] if reference else [])])
-    title = f"Time (threads: {report['threads']}; inputs: {inputs})"
+    providers = f"; providers: {', '.join(report['providers'])}" if options.providers else ""
+    title = f"Time (threads: {report['threads']}{providers}; inputs: {inputs})"
     print_table(title, columns + ([">ratio"] if reference else []), rows)
     if optimised:
         print_left(optimised)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..checks import check_flags, refuse
 from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path, release_of
+from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, entry, get_library_path, release_of
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["STANDARD_OPS", "Backend", "get_library_path", "register"]
+__all__ = ["STANDARD_OPS", "Backend", "entry", "get_library_path", "register"]
 
 # ONNX Runtime's entries that keep its optimisers from moving, fusing and dropping quantization nodes. The first does not reach
 # the optimisers that the second names.
@@ -114,11 +114,3 @@ def register(
     session_options.register_custom_ops_library(path)
     session_options.add_session_config_entry(REGISTERED, "extensions")
     return "extensions"
-
-
-def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
-    """The value of a configuration entry of the options, or None."""
-    try:
-        return session_options.get_session_config_entry(name)
-    except RuntimeError:  # there is no such entry
-        return None

@@ -1,4 +1,5 @@
-"""What a model that Python's ``onnxruntime.InferenceSession`` is loading declares.
+"""What is known of sessions that Python's ``onnxruntime.InferenceSession`` is creating: what their models declare, and which
+execution providers they have.
 
 ONNX Runtime asks for the type of each output while it loads a model, does not say which types the model declares, and refuses a
 model that declares another type than the answer. So who answers has to know what is declared."""
@@ -6,10 +7,13 @@ model that declares another type than the answer. So who answers has to know wha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 # For each session: the domains and types of the operators whose outputs the model declares nowhere.
 _undeclared: WeakKeyDictionary[Any, frozenset[tuple[str, str]]] = WeakKeyDictionary()
@@ -32,6 +36,25 @@ def is_undeclared(thread: int, domain: str, name: str) -> bool:
     if session not in _undeclared:
         _undeclared[session] = _operators_without_declarations(given)
     return (domain, name) in _undeclared[session]
+
+
+def providers_of_sessions(has_operators: Callable[[onnxruntime.SessionOptions], bool]) -> list[str]:
+    """Return the execution providers of sessions that are being created with options that have this package's operators, as far
+    as Python was told their names. Sessions of this package's own class are left out."""
+    import onnxruntime
+
+    providers: list[str] = []
+    for thread in sys._current_frames():
+        for frame in _frames(thread):
+            if frame.f_code.co_name != "_create_inference_session":
+                continue
+            session, named = frame.f_locals.get("self"), frame.f_locals.get("providers")
+            options = getattr(session, "_sess_options", None)
+            is_own = type(session).__module__.startswith(f"{__package__.partition('.')[0]}.")
+            if is_own or not isinstance(options, onnxruntime.SessionOptions) or not has_operators(options):
+                continue
+            providers += [each if isinstance(each, str) else each[0] for each in named or ()]
+    return providers
 
 
 def _frames(thread: int) -> Iterator[FrameType]:

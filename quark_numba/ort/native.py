@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_int, c_int64, c_void_p
@@ -17,9 +18,12 @@ from ..errors import NotAvailableError
 from . import c_api, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
 from .library.load import check_platform, load
+from .providers import available, others_than_cpus
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
+    import onnxruntime
+
     from ..declaration import Operator, Overload
     from ..element_types import ElementType
 
@@ -64,6 +68,16 @@ _dimensions = itertools.count()
 
 needs: dict[Need, None] = {}  # in their order
 
+_log = logging.getLogger(__name__)
+
+_COPIES = (
+    "a session with %s has operators of this package, which run on the CPU, so that their tensors are copied there and back; "
+    'quark_numba.InferenceSession, or quark_numba.optimize(..., operators="standard"), writes them in operators that all '
+    "execution providers have"
+)
+# Whether a session of this build of ONNX Runtime may have another provider, and no warning came yet; None: not known yet.
+_may_copy: bool | None = None
+
 
 def get_library_path() -> str:
     """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
@@ -82,6 +96,14 @@ def get_library_path() -> str:
     if path is None:
         raise NotAvailableError(reason)
     return path
+
+
+def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
+    """The value of a configuration entry of the options, or None."""
+    try:
+        return session_options.get_session_config_entry(name)
+    except RuntimeError:  # there is no such entry
+        return None
 
 
 def limit_library(domains: Iterable[str]) -> None:
@@ -246,6 +268,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
     """OrtCustomOp::CreateKernelV2: compile a node's kernel, so that its first run does not have to. Returns an OrtStatus."""
 
     def create() -> None:
+        _warn_of_copies()
         custom_op = _custom_ops[op]
         description = custom_op.description
         attributes = {attribute[0]: c_api.attribute(api, info, *attribute) for attribute in description.attributes}
@@ -279,6 +302,21 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
         c_void_p.from_address(result).value = address
 
     return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
+
+
+def _warn_of_copies() -> None:
+    """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU's, and
+    their tensors are copied there and back."""
+    global _may_copy
+    if _may_copy is None:
+        _may_copy = bool(others_than_cpus(available()))
+    if not _may_copy:
+        return
+    from .loading import providers_of_sessions
+
+    if others := others_than_cpus(providers_of_sessions(lambda options: bool(entry(options, REGISTERED)))):
+        _may_copy = False
+        _log.warning(_COPIES, ", ".join(dict.fromkeys(others)))
 
 
 def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:

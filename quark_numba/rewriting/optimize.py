@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import os
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import overload
 
@@ -203,16 +204,11 @@ class Optimized:
 
     @property
     def not_standard(self) -> list[tuple[str, str]]:
-        """The nodes of this package's operators that are left, by operator and reason, except for ONNX's own. A node that was
-        not folded is left in another sense."""
-        names = {name for name, _ in self.left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)}
-        return [(name, why) for name, why in self.left if name in names and why != constants.INPUT]
+        return not_standard(self.left)
 
     def check_is_standard(self) -> None:
         """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
-        own = self.not_standard
-        if own:
-            nodes = "; ".join(f"{counted(self.left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in own)
+        if nodes := not_standard_as_text(self.left):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -242,11 +238,13 @@ def optimized(
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
-    shapes: bool = False,
+    providers: Collection[str] = (),
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integers`: where integer operators have to be exact, if they may be used at all. `shapes`: whether to write the shapes of
-    outputs, which some execution providers need."""
+    `integers`: where integer operators have to be exact, if they may be used at all. `providers`: for which
+    execution providers beside the CPU's the model is. With any, the shapes of outputs are written, which some providers need,
+    and with `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer
+    operators."""
     check(qdq)
     standard_forms.check(operators)
     is_standard = operators == "standard"
@@ -276,14 +274,29 @@ def optimized(
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
+            providers=providers,
         )
+        if providers and qdq == "auto":
+            graph.qdq = "float" if is_standard and not standard_operators.are_all(graph) else "onnxruntime"
         passes = STANDARD_PASSES if is_standard else PASSES
         for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
-        if shapes:
+        if providers:
             graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
+
+
+def not_standard(left: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own. A node that
+    was not folded is left in another sense."""
+    names = {name for name, _ in left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)}
+    return [(name, why) for name, why in left if name in names and why != constants.INPUT]
+
+
+def not_standard_as_text(left: Counter[tuple[str, str]]) -> str:
+    """Return the same for a message; "": there are none."""
+    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in not_standard(left))
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

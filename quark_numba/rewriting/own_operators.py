@@ -39,7 +39,7 @@ def rewrite(graph: Graph) -> None:
         is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
         if not is_valid or node.operator.name not in NAMES or _is_held(graph, node):
             continue
-        is_run = node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node))
+        is_run = is_run_by_onnx_runtime(node, graph.meaning(node))
         if is_run and graph.qdq == "onnxruntime":
             continue
         if not graph.regions:

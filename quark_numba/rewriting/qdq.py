@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from ..checks import check_choices
+
 Qdq = Literal["auto", "float", "onnxruntime"]
 CHOICES: tuple[Qdq, ...] = get_args(Qdq)
 
 
 def check(qdq: object) -> None:
     """Raise ValueError unless the argument is one of the choices."""
-    if not (isinstance(qdq, str) and qdq in CHOICES):
-        raise ValueError(f"qdq is {qdq!r}; expected one of {', '.join(map(repr, CHOICES))}")
+    check_choices(CHOICES, qdq=qdq)

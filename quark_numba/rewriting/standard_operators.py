@@ -27,6 +27,11 @@ def stays(graph: Graph) -> bool:
     return True
 
 
+def are_all(graph: Graph) -> bool:
+    """Whether ONNX Runtime runs all nodes of the package's operators by itself."""
+    return all(is_run_by_onnx_runtime(node, graph.meaning(node)) for node in graph.nodes() if node.is_valid)
+
+
 def rewrite(graph: Graph) -> None:
     """With `qdq` = "onnxruntime", leave nodes with types for which ONNX Runtime's results may differ from the specification's.
     Nodes that ONNX Runtime cannot run are none of these, and neither are nodes that compute scales for those alone."""
@@ -55,8 +60,9 @@ def _may_differ(meaning: Affine[Operand]) -> bool:
 
 
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
-    """Whether ONNX Runtime runs one of ONNX's own nodes with its types, as far as they are known."""
-    assert isinstance(meaning, Affine)
+    """Whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
+    if not (node.is_standard and isinstance(meaning, Affine)):
+        return False
     return runs(node.operator, node.node.domain, meaning.element_type, meaning.scale.element_type)
 
 

@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..checks import check_functions, check_integers, check_paths, check_texts, refuse
+from ..checks import check_functions, check_integers, check_names, check_paths, check_texts, refuse
 from ..compiling.threads import MOST_THREADS, number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
+from ..ort.providers import providers_of
 from .data import Batch, Batches
 from .saved import Saved
 from .threads import in_order
@@ -41,6 +42,9 @@ class Execution:
         The file that keeps intermediate results. If it exists, the run continues from it.
     progress : callable, optional
         Called with the number of finished steps (for `evaluate`, batches) and the number of all steps, None if unknown.
+    providers : sequence of str, optional
+        The execution providers of the sessions, as ONNX Runtime has them, or without the end of their names: "cuda" is
+        "CUDAExecutionProvider". Default: the CPU's. With others, the models run in ONNX's standard operators (`optimize`).
     """
 
     threads: int = 0
@@ -49,6 +53,7 @@ class Execution:
     on_error: Literal["stop", "continue"] = "stop"
     resume: str | os.PathLike[str] | None = None
     progress: Callable[[int, int | None], None] | None = None
+    providers: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         check_integers(0, MOST_THREADS, f"an integer from 0 to {MOST_THREADS}", threads=self.threads)
@@ -56,6 +61,10 @@ class Execution:
             check_integers(1, MOST_THREADS, f"an integer from 1 to {MOST_THREADS}", workers=self.workers)
         check_texts(scheduler=self.scheduler)
         check_paths(resume=self.resume)
+        if self.providers is not None:
+            check_names(providers=self.providers)
+            if not self.is_remote:  # other machines may have another build of ONNX Runtime
+                providers_of(self.providers)
         check_functions(progress=self.progress)
         if self.workers is not None and self.scheduler is not None:
             raise TypeError("workers and scheduler: one of them at most")
@@ -71,6 +80,11 @@ class Execution:
     def is_remote(self) -> bool:
         """Whether batches may run on other machines, which may lack the files of the models."""
         return self.scheduler is not None
+
+    @property
+    def providers_here(self) -> Sequence[str] | None:
+        """The execution providers of the sessions in this process."""
+        return None if self.is_remote else self.providers
 
     @property
     def threads_of_process(self) -> int:
@@ -148,6 +162,7 @@ class Runner:
         self.execution, self.batches, self.functions = execution, batches, functions
         self._client: Any = None
         self._saved: Saved | None = None
+        run = run | {"providers": None if execution.providers is None else [*execution.providers]}
         if execution.resume is not None:
             digests = [None if model is None else model.digest() for model in models]
             data = {"data": batches.source, "limit": batches.limit, "batch": batches.layout.batch}

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
+from ..ort.providers import others_than_cpus, providers_of
+from ..rewriting.optimize import optimized
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -38,14 +40,18 @@ def create_session(
     optimizations: bool = True,
     keeps_memory: bool = True,
     folder: str = "",
+    providers: Sequence[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, with the package's operators if the model has them or with `standard_ops`.
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
     beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. `folder` has
     the tensors in files of a model without a path. `fuses_integers`: whether ONNX Runtime may fuse its own quantization nodes
-    into integer operators although the model has operators of the package. Raises ModelError.
+    into integer operators although the model has operators of the package. `providers` are names as in ``providers_of``.
+    Raises ModelError, also if a provider does not start, as one whose libraries are missing. ONNX Runtime would go on with the
+    others.
     """
+    chosen = providers_of(providers)
     options = onnxruntime.SessionOptions()
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
@@ -66,17 +72,31 @@ def create_session(
         register(options, backend=backend, standard_ops=standard_ops)
     content = source if isinstance(source, bytes) else named_in_utf8(source)
     with errors_named(name, with_type=False):
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+        session = onnxruntime.InferenceSession(content, options, providers=chosen, disable_fallback=True)
+    if failed := [each for each in chosen if each not in session.get_providers()]:
+        raise ModelError(f"{name}: {', '.join(failed)} did not start; libraries or devices that it needs may be missing")
+    return session
 
 
-def session_of(model: model_files.Source | model_files.Model, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
-    """Return a session of a model, with the package's operators if the model has them. ONNX Runtime maps large tensors from
-    files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
+def session_of(
+    model: model_files.Source | model_files.Model, name: str, *, threads: int = 0, providers: Sequence[str] | None = None
+) -> onnxruntime.InferenceSession:
+    """Return a session of a model, with the package's operators if the model has them. With other execution providers than the
+    CPU's, its quantization nodes are written in ONNX's standard operators, as these providers run no others. ONNX Runtime maps
+    large tensors from files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
+    if others := others_than_cpus(providers_of(providers)):
+        model = _in_standard_operators(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
+    how: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
     has_own_operators = _has_own_operators(content)
     with model_files.session_source(content) as source:
-        return create_session(source, name, has_own_operators=has_own_operators, threads=threads, folder=folder)
+        return create_session(source, name, has_own_operators=has_own_operators, **how)
+
+
+def _in_standard_operators(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
+    given = model_files.as_proto(model) if isinstance(model, ir.Model) else model
+    return optimized(given, operators="standard", providers=providers).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:

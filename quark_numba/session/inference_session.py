@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnxruntime
 
-from ..checks import check_flags, check_paths, refuse
+from ..checks import check_choices, check_flags, check_paths, refuse
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
-from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, native, register
+from ..ort import NO_FUSIONS, TENSORS_FOLDER, Backend, entry, kept_kernels, native, register
 from ..rewriting.qdq import Qdq, check
 from . import kept, started
-from .options import changing
+from .options import CHOICES, Operators, changing, operators_of
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _COMPUTED = (
     "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
     "if nobody does, keep_initializers_as_inputs=False makes the session faster"
 )
+
+# The message if nodes stay custom operators in a session with other providers.
+_ON_THE_CPU = "these nodes run on the CPU's provider, as they cannot be written in ONNX's standard operators: %s"
 
 # An operator that names files beside the model, which only the model's own path leads to.
 _WITH_FILES = ("com.microsoft", "EPContext")
@@ -57,8 +60,13 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         The operators are registered with these options. What they mean is kept, so that initializers that are added to them,
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
-        As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "onnxruntime" if the session
-        has other execution providers than the CPU's, and "float" if `sess_options` were registered with `standard_ops`.
+        As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
+        were registered with `standard_ops`. If the session has other execution providers than the CPU's, and ONNX Runtime runs
+        the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
+    operators : "auto", "custom" or "standard"
+        In which operators the model is written, as in `optimize`. "auto": "standard" if the session has other execution
+        providers than the CPU's, as these run ONNX's standard operators alone, else "custom". A node that has no form in
+        standard operators stays as it is, and runs on the CPU's provider; a warning (`logging`) names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
@@ -104,6 +112,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         provider_options: Any = None,
         *,
         qdq: Qdq = "auto",
+        operators: Operators = "auto",
         blocked_layout: bool = True,
         keep_quantized_weights: bool = False,
         keep_initializers_as_inputs: bool = True,
@@ -112,6 +121,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         **named: Any,
     ) -> None:
         check(qdq)
+        check_choices(CHOICES, operators=operators)
         unknown = ", ".join(sorted({*named} - _OF_ONNX_RUNTIME))
         if unknown:  # ONNX Runtime would ignore it
             raise TypeError(f"InferenceSession has no argument {unknown}")
@@ -128,27 +138,26 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         how: dict[str, Any] = {
             "qdq": qdq,
+            "operators": operators,
             "blocked_layout": blocked_layout,
             "keep_quantized_weights": keep_quantized_weights,
             "keep_initializers_as_inputs": keep_initializers_as_inputs,
             **named,
         }
         entry_of_session = functools.partial(started.entry_of, path_or_bytes, sess_options, providers, cache, how)
-        self._options = options
-        self._path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
+        self._options, self._how = options, how
+        self._given = path_or_bytes if isinstance(path_or_bytes, (str, os.PathLike)) else None
+        self._path = None if self._given is None else os.fspath(self._given)
         with ExitStack() as files:
             # Kept kernels come first: registering would compile them.
             kept_path = started.opened(entry_of_session, sess_options, files) if cache else None
-            backend = register(options, standard_ops=qdq == "float")
+            backend = self._register(providers)
             if keep_quantized_weights:
                 # A plan of memory would set aside room for the floats of all weights twice.
                 options.enable_mem_pattern = False
             rest: dict[str, Any] = {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **how}
             make = functools.partial(_prepared, path_or_bytes, options, **rest)
             model = _Model(kept_path) if kept_path else make(files, providers)
-            self._has_files = model.is_written_for(path_or_bytes)
-            # A session of a model in memory would keep it, to make the files again.
-            self._make = make if self._has_files and self._path is not None else None
 
             def create() -> None:
                 super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named)
@@ -158,20 +167,24 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     self._create(model, files, create)
                 except Exception as error:
                     reraise_of_signal_handler(error)
-                    if not cache or not self._has_files or os.path.exists(model.source):
+                    if not cache or not self._is_written(model) or os.path.exists(model.source):
                         raise
                     _log.warning("%s: a model cannot be kept: it was removed while a session was created", model.source)
                     model = make(files, providers, cache=False)
-                    self._has_files = model.is_written_for(path_or_bytes)
                     self._create(model, files, create)
+            # For other providers the model is made anew. A large one in memory is not kept for that.
+            self._make: Callable[..., _Model] | None = make
+            if self._given is None:
+                is_large = self._is_written(model)
+                self._make = None if is_large else functools.partial(_prepared, _in_bytes(path_or_bytes), options, **rest)
             # The path is that of the user's model: optimum, for one, copies the file with this name.
-            self._source, self._model_path, self._model_bytes = model.source, self._path, None
+            self._model_path, self._model_bytes = self._path, None
             if backend == "native" and model.probes:
                 started.keep(entry_of_session, recorded, model.probes)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As in ``onnxruntime.InferenceSession``. The files of a large model are written again.
+        """As in ``onnxruntime.InferenceSession``. The model is made anew, for these providers.
 
         Raises
         ------
@@ -179,13 +192,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             If the session was made from a large model in memory, which it does not keep.
         """
         with ExitStack() as files:
-            model = _Model(self._source)
-            if self._make:
-                model = self._make(files, providers)
-            elif self._has_files:
+            if self._make is None:
                 raise RuntimeError(
                     "the session was made from a large model in memory, and does not keep it; make a new session"
                 )
+            self._register(providers)
+            model = self._make(files, providers)
             is_path = isinstance(model.source, (str, os.PathLike))
             self._model_path, self._model_bytes = (model.source, None) if is_path else (None, model.source)
             try:
@@ -193,10 +205,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             finally:
                 self._model_path, self._model_bytes = self._path, None
 
+    def _register(self, providers: Any) -> Backend:
+        """Register the operators with the options of a session with these providers, and return the backend."""
+        is_custom = operators_of(self._how["operators"], self._options, providers) == "custom"
+        return register(self._options, standard_ops=is_custom and self._how["qdq"] == "float")
+
+    def _is_written(self, model: _Model) -> bool:
+        """Whether the source of a model is a file of this package, and not the model that the caller gave."""
+        return isinstance(model.source, str) and model.source is not self._given
+
     def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
         """Let ONNX Runtime create its session of a model. If it refuses the model, perhaps only for what its optimisers make of
         quantization nodes, let it try again without these. Raise the first error if it refuses that, too."""
-        with _of_files(model.source, self._options) if self._has_files else nullcontext():
+        with _of_files(model.source, self._options) if self._is_written(model) else nullcontext():
             try:
                 create()
             except Exception as first:
@@ -224,10 +245,6 @@ class _Model(NamedTuple):
     source: Any
     probes: tuple[bytes, ...] = ()
     refusal: str = ""
-
-    def is_written_for(self, given: Any) -> bool:
-        """Whether the source is a file of this package, and not the model that the caller gave."""
-        return isinstance(self.source, str) and self.source is not given
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -288,7 +305,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         from ..models.file_states import state_of
         from ..models.files import check_exists, check_is_regular, named_in_utf8
         from ..models.temporary import recover
-        from ..rewriting import constants
+        from ..rewriting import constants, optimize
         from . import initializers
         from .prepared import prepared
 
@@ -319,6 +336,8 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         named_in_utf8(source)
     if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
+    if operators_of(how["operators"], options, providers) == "standard" and (nodes := optimize.not_standard_as_text(made.left)):
+        _log.warning(_ON_THE_CPU, nodes)
     left = {name for name, _ in made.left}
     refused = (why for (name, is_rewritten), why in refusals.items() if why and (name in left or not is_rewritten))
     return _Model(source if made.source is None else made.source, probes, next(refused, ""))
@@ -345,6 +364,12 @@ def _refusal(node: onnx.NodeProto) -> tuple[tuple[str, bool], str]:
     name, why = f"{node.domain or 'ai.onnx'}::{node.op_type}", refused.reason(node.domain, node.op_type)
     text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}" if why else ""
     return (name, channels_last.is_one(node.domain, node.op_type)), text
+
+
+def _in_bytes(source: Any) -> bytes:
+    """Return a model that is a ModelProto, or bytes already."""
+    content: bytes = source if isinstance(source, bytes) else source.SerializeToString()
+    return content
 
 
 def _model(source: Any) -> onnx.ModelProto:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, Literal, get_args
 
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
+from ..ort.providers import others_than_cpus
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -54,14 +55,37 @@ changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
+# In which operators the model of a session is written, as in `optimize`. "auto": "standard" with other execution providers than
+# the CPU's.
+Operators = Literal["auto", "custom", "standard"]
+CHOICES: tuple[Operators, ...] = get_args(Operators)
+
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True, "keep_initializers_as_inputs": True}
+_DEFAULTS = {
+    "qdq": "auto",
+    "operators": "auto",
+    "keep_quantized_weights": False,
+    "blocked_layout": True,
+    "keep_initializers_as_inputs": True,
+}
+
+
+def other_providers(options: onnxruntime.SessionOptions, providers: Any) -> list[str]:
+    """Return the names of the execution providers beside the CPU's of a session with these arguments."""
+    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
+    return [*others_than_cpus(names), *["one that the options choose"] * _name_providers(options)]
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether a session with these arguments has no other execution provider than the CPU's."""
-    names = {provider if isinstance(provider, str) else provider[0] for provider in providers or ["CPUExecutionProvider"]}
-    return names == {"CPUExecutionProvider"} and not _name_providers(options)
+    """Whether all nodes of a session with these arguments run on the CPU's execution provider."""
+    return not other_providers(options, providers)
+
+
+def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
+    """Return what `operators` means in a session with these arguments."""
+    if operators == "auto":
+        return "custom" if runs_on_cpu_alone(options, providers) else "standard"
+    return operators
 
 
 def _name_providers(options: onnxruntime.SessionOptions) -> bool:
@@ -78,7 +102,7 @@ def facts(
     return {
         # The order of a set changes from process to process.
         **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
-        "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
+        "providers": sorted(other_providers(options, providers)),
         "replaced": sorted(replaced),
         "from_memory": from_memory,
         "level": str(options.graph_optimization_level),

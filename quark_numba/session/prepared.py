@@ -25,7 +25,7 @@ from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
 from .initializers import NOTHING_REPLACED, Replacements
-from .options import facts, runs_on_cpu_alone
+from .options import Operators, facts, operators_of, other_providers
 
 
 @dataclass
@@ -101,6 +101,7 @@ def _made(
     *,
     is_native: bool,
     qdq: Qdq = "auto",
+    operators: Operators = "auto",
     keep_quantized_weights: bool = False,
     blocked_layout: bool = True,
     keep_initializers_as_inputs: bool = True,
@@ -110,26 +111,26 @@ def _made(
 ) -> Prepared:
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepared` and of ``InferenceSession``."""
-    has_other_providers = not runs_on_cpu_alone(options, providers)
+    others = other_providers(options, providers)
+    is_custom = operators_of(operators, options, providers) == "custom"
     if qdq == "auto" and entry(options, STANDARD_OPS):
         qdq = "float"
-    elif qdq == "auto" and has_other_providers:  # which may have integer operators of their own
-        qdq = "onnxruntime"
-    uses_blocks = blocked_layout and is_native and not replaced.names
-    changes = not is_optimised(read.proto)
+    uses_blocks = blocked_layout and is_native and is_custom and not replaced.names
+    changes = not is_custom or not is_optimised(read.proto)
     model: model_files.Model
     left = Counter[tuple[str, str]]()
-    with ahead.helpers(read.proto) if is_native else nullcontext() as helpers:
-        if changes or has_other_providers or read.is_large:
+    with ahead.helpers(read.proto) if is_native and is_custom else nullcontext() as helpers:
+        if changes or others or read.is_large:
             result = optimized(
                 read,
                 qdq=qdq,
+                operators="custom" if is_custom else "standard",
                 keep_quantized_weights=keep_quantized_weights,
                 regions=is_native,
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
                 replaced=replaced.names,
                 integers="here" if _has_integer_operators(options) else "nowhere",
-                shapes=has_other_providers,
+                providers=others,
             )
             model, left, changes = result.rewritten, result.left, bool(result.done)
             del result

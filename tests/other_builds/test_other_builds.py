@@ -2,11 +2,17 @@
 
 `make_environment.sh` makes an environment for each build."""
 
+import json
+import pathlib
+
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx_models import session_options
 from other_quantizers import expectation
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
@@ -23,6 +29,7 @@ pytestmark = [
 
 CPU = ["CPUExecutionProvider"]
 PROVIDERS = pytest.mark.parametrize("providers", [None, CPU, ALL], ids=["default", "CPU", "all"])
+only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="of OpenVINO's provider")
 MODEL = MODELS / "textline_cls_bf16.onnx"
 
 
@@ -38,10 +45,111 @@ def assert_near(session, name):
 
 
 @PROVIDERS
-@pytest.mark.parametrize("name", ["bf16", "u32", "mxfp8"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "u32", "mxfp8", "bfp16"])
 def test_sessions(name, providers):
     session = quark_numba.InferenceSession(MODELS / f"textline_cls_{name}.onnx", providers=providers)
     assert_near(session, name)
+    assert not (IS_OPENVINO and providers is ALL) or session.get_providers() == ALL
+    # ONNX Runtime raises an error where TensorRT's libraries are missing, and tries again only in a new session.
+    for other in (CPU, providers and [each for each in providers if "Tensorrt" not in each]):
+        session.set_providers(other)
+        assert_near(session, name)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "u32"])
+def test_standard_operators_on_the_cpu(name):
+    """They give every bit of drop-in sessions."""
+    standard = quark_numba.optimize(MODELS / f"textline_cls_{name}.onnx", operators="standard")
+    assert {node.domain for node in standard.graph.node} == {""}
+    options = session_options("DISABLE_ALL")
+    quark_numba.register(options)
+    feeds = {"x": expected_of(name)[0]}
+    expected = onnxruntime.InferenceSession(str(MODELS / f"textline_cls_{name}.onnx"), options, CPU).run(None, feeds)[0]
+    made = onnxruntime.InferenceSession(standard.SerializeToString(), session_options("DISABLE_ALL"), CPU)
+    assert made.run(None, feeds)[0].tobytes() == expected.tobytes()
+
+
+@only_openvino
+def test_openvino_runs_all_nodes(tmp_path):
+    options = session_options()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = quark_numba.InferenceSession(MODELS / "textline_cls_u32.onnx", options, ALL)
+    session.run(None, {"x": expected_of("u32")[0]})
+    events = json.loads(pathlib.Path(session.end_profiling()).read_bytes())
+    runs = [event["args"]["provider"] for event in events if event["name"].endswith("_kernel_time")]
+    assert runs == ["OpenVINOExecutionProvider"]
+
+
+def quantized(element_type, scale, axis=None):
+    """Return values, and what OpenVINO's provider and a drop-in session make of them."""
+    rng = np.random.default_rng(0)
+    scales = np.resize(np.float32(scale), (8, 1))
+    ties = (np.arange(-300, 300) + 0.5).astype(np.float32) * scales
+    x = [[0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 65504, 65520, -65520]] * 8, ties
+    x = [*x, *(np.nextafter(ties, np.float32(end)) for end in (-np.inf, np.inf)), rng.normal(0, 30, (8, 4000))]
+    x.append(rng.integers(0, 2**32, (8, 4000), np.uint32).view(np.float32))
+    x = np.concatenate([np.float32(each) for each in x], axis=1)
+    attribute = "" if axis is None else f"<axis = {axis}>"
+    text = f"q = ExtendedQuantizeLinear {attribute} (x, s, z)  y = ExtendedDequantizeLinear {attribute} (q, s, z)"
+    dtype = find(element_type).dtype
+    zero_point = np.zeros(np.shape(scale), dtype) if element_type.endswith("float16") else np.full(np.shape(scale), 5, dtype)
+    model = text_model(f"(float[8, {x.shape[1]}] x) => (float[] y) {{ {text} }}", s=np.float32(scale), z=zero_point)
+    options = session_options("DISABLE_ALL")
+    quark_numba.register(options)
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options, CPU).run(None, {"x": x})[0]
+    session = quark_numba.InferenceSession(model, session_options(), ALL)
+    assert session.get_providers() == ALL
+    return x, session.run(None, {"x": x})[0], expected
+
+
+@only_openvino
+@pytest.mark.parametrize("element_type", ["bfloat16", "float16"])
+@pytest.mark.parametrize("scale", [1, 0.1])
+def test_float_types_with_openvino(element_type, scale):
+    """They stay operators of this package, which the CPU's provider runs."""
+    _, y, expected = quantized(element_type, scale)
+    assert np.array_equal(y, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(y), np.signbit(expected))
+
+
+@only_openvino
+@pytest.mark.parametrize("element_type", ["int8", "uint16", "uint32"])
+@pytest.mark.parametrize("scale", [0.125, [0.25, 0.5, 1, 2, 4, 8, 16, 32]], ids=["per tensor", "per axis"])
+def test_integers_with_openvino(element_type, scale):
+    """The sign of a zero is lost: the provider drops a subtraction from zero."""
+    _, y, expected = quantized(element_type, scale, None if np.ndim(scale) == 0 else 0)
+    assert np.array_equal(y, expected)
+
+
+@only_openvino
+@pytest.mark.parametrize("element_type", ["int8", "uint8", "uint16"])
+def test_codes_with_openvino(element_type):
+    """Quantize and dequantize nodes are apart."""
+    zero_point = np.array(5, element_type)
+    text = "q = ExtendedQuantizeLinear (x, s, z)  r = Reshape (q, n)  y = ExtendedDequantizeLinear (r, s, z)  c = Identity (q)"
+    number = find(element_type).number
+    model = text_model(f"(float[2, 40] x) => (float[] y) {{ {text} }}", s=np.float32(0.5), z=zero_point, n=np.array([80]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("c", number, [2, 40]))
+    x = np.random.default_rng(0).normal(0, 90, (2, 40)).astype(np.float32)
+    x.flat[:5] = np.nan, np.inf, -np.inf, 0.25, 0.75
+    options = session_options("DISABLE_ALL")
+    quark_numba.register(options)
+    expected = onnxruntime.InferenceSession(model.SerializeToString(), options, CPU).run(None, {"x": x})
+    for y, right in zip(quark_numba.InferenceSession(model, session_options(), ALL).run(None, {"x": x}), expected, strict=True):
+        assert np.array_equal(y, right)
+
+
+@only_openvino
+@pytest.mark.parametrize("element_type", ["int8", "uint16"])
+def test_ties_with_openvino(element_type):
+    """The provider multiplies with the inverse of a scale. That is another code only where the quotient is within two units in
+    the last place of a tie."""
+    x, y, expected = quantized(element_type, 0.1)
+    differs = y != expected
+    assert np.all(np.abs(y - expected)[differs] < 0.1001)
+    quotient = np.abs(x[differs].astype(np.float64) / np.float32(0.1))
+    assert np.all(np.abs(quotient - np.floor(quotient) - 0.5) < 2.0**-22 * quotient)
+    assert 0 < differs.mean() < 0.02  # most of the ties' neighbours have the right code
 
 
 @PROVIDERS
@@ -97,6 +205,18 @@ def test_what_the_cpu_provider_has():
         assert not runs(operator, "", find("float4e2m1"), None)
     assert casts_to(BFLOAT16)
     assert not casts_to(find("float6e2m3"))
+
+
+def test_providers_by_name(terminal, tmp_path):
+    np.savez(tmp_path / "x.npz", x=expected_of("u32")[0])
+    words = [MODELS / "textline_cls_u32.onnx", "--data", tmp_path / "x.npz", "--providers"]
+    if not IS_OPENVINO:  # the libraries of CUDA are missing, or there is no GPU
+        assert "CUDAExecutionProvider did not start" in terminal.error("evaluate", *words, "cuda")
+        return
+    assert terminal.report("run", *words, "openvino")["providers"] == ALL
+    on_cpu = terminal.report("evaluate", *words, "cpu")["outputs"][0]["sqnr_db"]
+    for command in ("evaluate", "analyze"):
+        assert abs(terminal.report(command, *words, "openvino")["outputs"][0]["sqnr_db"] - on_cpu) < 0.1
 
 
 def test_the_command(terminal, tmp_path):

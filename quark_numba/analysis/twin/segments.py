@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,14 @@ Part = Segment | Quantizer
 class Segments:
     """The parts of a model in the order of execution."""
 
-    def __init__(self, twin: Twin) -> None:
+    def __init__(self, twin: Twin, providers: Sequence[str] | None = None) -> None:
         self.twin = twin
         self.outputs = [output.name for output in twin.model.graph.output]
         # The rounded constants, which exist before parts run.
         self._weights = {
             name: quantizer for quantizer in twin.quantizers if quantizer.kind == "weight" for name in quantizer.ys
         }
-        builder = _Builder(twin)
+        builder = _Builder(twin, providers)
         self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
         self._constants = builder.constants_put_out()
         self.parts = list(builder.parts())
@@ -187,8 +187,8 @@ def _clipped(x: Array, quantizer: Quantizer) -> Array:
 class _Builder:
     """The builder of the parts of the float twin: quantizers, and segments of all other nodes."""
 
-    def __init__(self, twin: Twin) -> None:
-        self.twin, self.graph = twin, twin.model.graph
+    def __init__(self, twin: Twin, providers: Sequence[str] | None) -> None:
+        self.twin, self.graph, self.providers = twin, twin.model.graph, providers
         self.initializers = {initializer.name: initializer for initializer in self.graph.initializer}
         # Each segment has copies of the constant nodes that it uses.
         self.constant_nodes = {
@@ -292,7 +292,8 @@ class _Builder:
             segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
             name = f"the nodes {', '.join(node.name for node in nodes)}"
             has_own_operators = has_two or any(node.domain for node in nodes)
-            sessions_of_forms.append(_session(segment, name, has_own_operators, self.twin.folder))
+            how: Any = {"folder": self.twin.folder, "providers": self.providers}
+            sessions_of_forms.append(_session(segment, name, has_own_operators, **how))
         return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
@@ -311,7 +312,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     return result
 
 
-def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, folder: str = "") -> Any:
-    how: Any = {"threads": 1, "optimizations": False, "keeps_memory": False}
+def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **how: Any) -> Any:
+    how |= {"threads": 1, "optimizations": False, "keeps_memory": False}
     with model_files.session_source(model) as source:
-        return sessions.create_session(source, name, has_own_operators=has_own_operators, folder=folder, **how)
+        return sessions.create_session(source, name, has_own_operators=has_own_operators, **how)

@@ -1,0 +1,40 @@
+"""Execution providers of sessions, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_SUFFIX = "ExecutionProvider"
+
+# The provider that every build of ONNX Runtime has, and that runs what the others leave.
+CPU = f"CPU{_SUFFIX}"
+
+# Providers that leave all tensors where they are. Azure's, which the plain build has as well, runs only operators that call
+# services.
+_WITHOUT_DEVICE = {CPU, f"Azure{_SUFFIX}"}
+
+
+def others_than_cpus(names: Iterable[str]) -> list[str]:
+    """Return the names of the providers that run a model's nodes elsewhere than the CPU's provider does."""
+    return [name for name in names if name not in _WITHOUT_DEVICE]
+
+
+def available() -> list[str]:
+    """Return the names of the providers that this build of ONNX Runtime has."""
+    import onnxruntime
+
+    return [*onnxruntime.get_available_providers()]
+
+
+def providers_of(names: Sequence[str] | None) -> list[str]:
+    """Return ONNX Runtime's names of providers, of which names may leave out the end, and the case of letters: "cuda" is
+    "CUDAExecutionProvider". None: the CPU's. Raise ValueError for one that this build of ONNX Runtime lacks, of which ONNX
+    Runtime itself only warns."""
+    if names is None:
+        return [CPU]
+    known = {form.lower(): each for each in available() for form in (each, each.removesuffix(_SUFFIX))}
+    missing = [name for name in names if name.lower() not in known]
+    if missing or not names:
+        has = f"this build of ONNX Runtime has {', '.join(available())}"
+        raise ValueError(f"providers: {', '.join(missing) or 'there is none'}; {has}")
+    return [*dict.fromkeys(known[name.lower()] for name in names)]
