@@ -50,6 +50,10 @@ class Builder(ABC, Generic[AnyOperand]):
     def may_be_nan(self, x: AnyOperand) -> bool:
         """Whether it is not proved that no element of an operand is NaN."""
 
+    @abstractmethod
+    def casts_to(self, element_type: ElementType) -> bool:
+        """Whether the opset, and what the model is written for, have Casts to an element type and back."""
+
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NoStandardForm if it is not known."""
         shape = self.shape(x)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
+from ..declaration.standard_arithmetic import rounded_to_float
 from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, is_power_of_two
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
@@ -33,8 +34,7 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     between bounds less the zero point (see ``arithmetic._integer_multiple``)."""
     scale = _parameter(op, meaning, meaning.scale, FLOAT32)
     if not codes.is_integer:
-        code = op.cast(_float_code(op, meaning, codes), FLOAT32)
-        zero_point = _zero_point(op, meaning, FLOAT32)
+        code, zero_point = _rounded_float(op, meaning, codes), _zero_point(op, meaning, FLOAT32)
         return _product(op, code if zero_point is None else op("Sub", code, zero_point), scale)
     q = _within(op, op("Round", _quotient(op, meaning, FLOAT32)), meaning, codes)
     if isinstance(scale, np.ndarray) and bool(np.all(scale > 0)):
@@ -84,13 +84,25 @@ def _float_code(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     if precision is FLOAT64:
         raise NoStandardForm(f"a float64 would be rounded to {codes.name} twice")
     zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
-    saturates, bounds = meaning.saturate or codes.bits != 8, (float(codes.lowest), float(codes.highest))
+    saturates, bounds = _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
     if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
         v = op.with_positive_zero(op.clip(v, *bounds) if saturates else v)
     else:
         v = op("Add", v, zero_point)
         v = op.clip(v, *bounds) if saturates else v
     return op.cast(v, codes) if saturates else op.cast(_with_overflow(op, v, codes), codes, saturate=0)
+
+
+def _rounded_float(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
+    """Return the value of a code of a float type, as a float32."""
+    if op.casts_to(codes) or not _saturates(meaning, codes):
+        return op.cast(_float_code(op, meaning, codes), FLOAT32)
+    v, zero_point = _quotient(op, meaning, FLOAT32), _zero_point(op, meaning, FLOAT32)
+    return rounded_to_float(op, v if zero_point is None else op("Add", v, zero_point), codes)
+
+
+def _saturates(meaning: Affine[AnyOperand], codes: ElementType) -> bool:
+    return meaning.saturate or codes.bits != 8
 
 
 def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, codes: ElementType) -> AnyOperand:

@@ -138,10 +138,12 @@ def optimize(
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
         results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
         Runtime cannot run.
-    operators : "custom" or "standard"
+    operators : "custom", "standard" or "webgpu"
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
         "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
-        this package. "auto" means "float" then. What other custom operators a model has stay as they are.
+        this package. "auto" means "float" then. What other custom operators a model has stay as they are. "webgpu": as
+        "standard", and without Casts to float types, which ONNX Runtime Web has for WebAssembly alone: x is rounded to such a
+        type by some 10 operators of float32.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
@@ -157,8 +159,8 @@ def optimize(
     Raises
     ------
     ModelError
-        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is
-        "standard", and a node of this package's operators has no form in standard operators. The message names the nodes.
+        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is not
+        "custom", and a node of this package's operators has no form in standard operators. The message names the nodes.
     TypeError, ValueError
         If an argument is none of these.
     """
@@ -176,7 +178,7 @@ def optimize(
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
-    if operators == "standard":
+    if operators != "custom":
         result.check_is_standard()
     if out is None:
         return result.model
@@ -242,7 +244,7 @@ def optimized(
     outputs, which some execution providers need."""
     check(qdq)
     standard_forms.check(operators)
-    is_standard = operators == "standard"
+    is_standard = operators != "custom"
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
@@ -269,6 +271,7 @@ def optimized(
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
+            operators=operators,
         )
         passes = STANDARD_PASSES if is_standard else PASSES
         for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:

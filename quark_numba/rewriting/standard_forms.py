@@ -17,12 +17,13 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..element_types import FLOAT32, ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
 
-# In which operators a model is written: those of this package, or ONNX's alone.
-Operators = Literal["custom", "standard"]
+# In which operators a model is written: those of this package, ONNX's alone, or those of ONNX's that WebGPU has.
+Operators = Literal["custom", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
 WRITTEN = "written in standard operators"
@@ -116,6 +117,12 @@ class _Nodes(Builder[Operand]):
 
     def may_be_nan(self, x: Operand) -> bool:
         return not math.isfinite(self._bounds.of(x.value))
+
+    def casts_to(self, element_type: ElementType) -> bool:
+        if self._graph.operators == "webgpu" and not element_type.is_integer:
+            return element_type is FLOAT32
+        name = f"tensor({onnx.TensorProto.DataType.Name(element_type.number).lower()})"
+        return name in onnx.defs.get_schema("Cast", self.opset, "").outputs[0].types
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""

@@ -1,4 +1,4 @@
-"""ONNX Runtime Web in a process of Node: models are run there, or in a browser that it drives. Imports nothing of the package."""
+"""ONNX Runtime Web in a process of Node, which runs models, or drives a browser that does. Imports nothing of the package."""
 
 import base64
 import json

@@ -1,0 +1,204 @@
+"""Quantized models in ONNX's standard operators in ONNX Runtime Web, which has no custom operators: in Node, and in a browser,
+with WebAssembly and with WebGPU.
+
+`make_environment.sh` makes the environment. WebGPU is a software adapter's, so that no GPU is needed."""
+
+import functools
+import itertools
+import shutil
+
+import numpy as np
+import oracle
+import pytest
+import samples
+from onnx import helper
+from onnx_models import model, session
+from other_quantizers import expectation
+from paths import MODELS
+from rewritten_models import constant, with_outputs
+from web_runtime import PLACE, WebRuntime
+
+from quark_numba import ModelError, optimize
+from quark_numba.element_types import find
+from quark_numba.rewriting.optimize import optimized
+
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not (PLACE / "made_of").exists(), reason=f"no environment: tests/web/make_environment.sh {PLACE}"),
+]
+
+# What runs the models, by name: the build of onnxruntime-web, the browser, and the execution provider.
+RUNTIMES = {
+    "node": ("node", None, "wasm"),
+    "browser-wasm": ("wasm", CHROMIUM, "wasm"),
+    "browser-webgpu": ("webgpu", CHROMIUM, "webgpu"),
+}
+
+
+@pytest.fixture(scope="session", params=RUNTIMES)
+def web(request):
+    """Return a function that runs a model, with the name of its provider."""
+    build, browser, provider = RUNTIMES[request.param]
+    with WebRuntime(build, browser) as runtime:
+        run = functools.partial(runtime.run, provider=provider)
+        run.provider = provider
+        yield run
+
+
+# Nodes.
+
+OPERATORS = {"quantize": "Quantize", "dequantize": "Dequantize", "round trip": "QuantizeDequantizeLinear"}
+
+# The shape of the scale for x of 4 dimensions, and the axis, by the first scale.
+GRANULARITIES = {0.1: ((), 1), 1.0: ((5,), 1), 2.0**-7: ((7,), -1)}
+
+SHAPE = 1, 5, 300, 7
+
+# The types of which ONNX Runtime Web has tensors for JavaScript, and what codes of other types are cast to in a model.
+TENSORS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "float16"}
+
+# The types of codes for which a build of ONNX Runtime Web has no kernel. In the browser, the software adapter lacks float16.
+# ONNX itself has no Cast of 6 bits in this opset.
+FLOATS = {name for name, row in oracle.TYPES.items() if isinstance(row, oracle.Float)}
+LACKING = {
+    "wasm": {"float4e2m1", "float6e2m3", "float6e3m2"},
+    "webgpu": {"uint16", "int16", "uint4", "int4", "uint2", "int2", *FLOATS},
+}
+
+
+def cases():
+    for operation, name in itertools.product(OPERATORS, oracle.TYPES):
+        if name in TENSORS or operation != "dequantize":
+            yield pytest.param(operation, name, id=f"{operation}-{name}")
+
+
+@pytest.mark.parametrize(("operation", "name"), [*cases()])
+def test_nodes(operation, name, web):
+    """Each type, on inputs that are hard for it: NaN, Inf, -0, subnormal numbers, ties."""
+    lacks = name in LACKING[web.provider]
+    if lacks and operation != "round trip":
+        pytest.skip(f"ONNX Runtime Web has no Cast of {name} for {web.provider}")
+    zero_points = samples.zero_points(name)
+    for i, (size, (scale_shape, axis)) in enumerate(GRANULARITIES.items()):
+        scale, zero_point = np.full(scale_shape, size, np.float32), np.resize(np.roll(zero_points, -i), scale_shape)
+        scale.reshape(-1)[1:] *= 3
+        x = inputs(operation, name, size, zero_point.reshape(-1)[0])
+        source = node_model(operation, name, scale, zero_point, axis, x.shape)
+        y = web(optimize(source, operators="webgpu" if lacks else "standard"), {"x": x})["y"]
+        spread = [oracle.spread(each, axis, 0, x.shape) for each in (scale, zero_point)]
+        expected = expected_of(operation, name, x, *spread)
+        if web.provider == "webgpu" and name in FLOATS:
+            y, expected = without_subnormal(x, spread[0], y, expected)
+        if web.provider == "webgpu" and (operation, name) == ("dequantize", "uint32"):
+            # Its conversion of uint32 to float32 need not round to the nearest number.
+            np.testing.assert_allclose(y, expected, rtol=2.0**-22, atol=0)
+            continue
+        oracle.assert_same_bits(y, expected.astype(y.dtype))
+
+
+def inputs(operation, name, scale, zero_point):
+    """Return hard inputs in 4 dimensions."""
+    random = np.random.default_rng(6)
+    if operation == "dequantize":
+        return random.choice(samples.codes(name), SHAPE)
+    x = random.choice(samples.floats(name, scale, zero_point), SHAPE)
+    x[..., : samples.SPECIAL.size, :] = samples.SPECIAL[:, None]
+    return x
+
+
+def node_model(operation, name, scale, zero_point, axis, shape):
+    """Return a model of one node, and behind it a Cast of codes to a type that has tensors in JavaScript."""
+    is_code = operation == "quantize" and name not in TENSORS
+    wide = "int32" if isinstance(oracle.TYPES[name], oracle.Integer) else "float32"
+    x_type, y_type = ("float32" if operation != "dequantize" else name), ("float32" if operation != "quantize" else name)
+    names = ["x", "scale", "zero_point"], ["codes" if is_code else "y"]
+    nodes = [helper.make_node(OPERATORS[operation], *names, domain="quark_numba", axis=axis)]
+    if is_code:
+        nodes.append(helper.make_node("Cast", ["codes"], ["y"], to=find(wide).number))
+        y_type = wide
+    initializers = [constant("scale", scale), constant("zero_point", zero_point)]
+    return model(nodes, [("x", x_type, shape)], [("y", y_type, shape)], initializers=initializers, opset=25)
+
+
+def expected_of(operation, name, x, scale, zero_point):
+    with np.errstate(all="ignore"):
+        codes = x if operation == "dequantize" else oracle.quantize(x, scale, zero_point, name)
+        return codes if operation == "quantize" else oracle.dequantize(codes, scale, zero_point, name)
+
+
+def without_subnormal(x, scale, y, expected):
+    """Return both results where no subnormal number occurs. WebGPU may replace these by 0."""
+    with np.errstate(all="ignore"):
+        numbers = x, x / scale, expected / scale, expected
+    least = np.finfo(np.float32).tiny
+    is_subnormal = functools.reduce(np.logical_or, [(np.abs(each) < least) & (each != 0) for each in numbers])
+    assert np.all((np.abs(y) <= np.maximum(np.abs(expected), least))[is_subnormal])
+    return y[~is_subnormal], expected[~is_subnormal]
+
+
+# Whole models.
+
+
+# Of outputs, relative to the largest. Measured: 1e-6, and 5e-4 for float16.
+TOLERANCE = 1e-2
+
+
+def standard_model(path, **options):
+    """Return a model in standard operators. Skip the test if it cannot be written so."""
+    try:
+        return optimize(path, operators="standard", keep_initializers_as_inputs=False, **options)
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+def inputs_of(path):
+    """Return the inputs of a test model by name, a batch of one if it takes one."""
+    if path.parent != MODELS:
+        return expectation(path)[0]
+    name = "textline_cls" if path.stem.startswith("textline_cls") else path.stem
+    with np.load(MODELS / f"{name}_expected.npz") as arrays:
+        return {"x": arrays["x"][:1] if name == "textline_cls" else arrays["x"][0]}
+
+
+@pytest.fixture(scope="session")
+def node():
+    with WebRuntime("node") as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.stem)
+def test_models(path, node):
+    """Each quantization node gives the bits that it gives in a drop-in session with the same input. Convolutions add up in
+    another order, so that outputs differ where a rounding flips."""
+    standard, feeds = standard_model(path), inputs_of(path)
+    quantization = quantization_nodes(path, {name for each in standard.graph.node for name in each.output})
+    names = [each.name for each in (*quantization.graph.input, *quantization.graph.output)]
+    values = node.run(with_outputs(standard, names), feeds)
+    if names:
+        drop_in = session(quantization, standard_ops=True, level="DISABLE_ALL")
+        inputs = {each.name: values.get(each.name, feeds.get(each.name)) for each in quantization.graph.input}
+        for each, expected in zip(quantization.graph.output, drop_in.run(None, inputs), strict=True):
+            oracle.assert_same_bits(values[each.name], expected)
+    drop_in = session(path, standard_ops=True, level="DISABLE_ALL")
+    for each, expected in zip(standard.graph.output, drop_in.run(None, feeds), strict=True):
+        np.testing.assert_allclose(values[each.name], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def quantization_nodes(path, names):
+    """Return the quantization nodes of a model apart, whose inputs and outputs have these names: values that other nodes make
+    are inputs of the graph."""
+    fused = optimized(path, qdq="float", regions=False, keep_initializers_as_inputs=False).model
+    standard = {"", "com.microsoft"}
+    nodes = [each for each in fused.graph.node if each.domain not in standard and {*each.output} <= names]
+    made = {name for each in nodes for name in each.output}
+    initializers = {each.name: each for each in fused.graph.initializer}
+    taken = dict.fromkeys(name for each in nodes for name in each.input if name)
+    return model(
+        nodes,
+        [name for name in taken if name not in made and name not in initializers],
+        sorted(made),
+        initializers=[initializers[name] for name in taken if name in initializers],
+        opset=next(each.version for each in fused.opset_import if not each.domain),
+    )
