@@ -5,7 +5,10 @@ with WebAssembly and with WebGPU.
 
 import functools
 import itertools
+import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import oracle
@@ -14,7 +17,7 @@ import samples
 from onnx import helper
 from onnx_models import model, session
 from other_quantizers import expectation
-from paths import MODELS
+from paths import MODELS, ROOT
 from rewritten_models import constant, with_outputs
 from web_runtime import PLACE, WebRuntime
 
@@ -26,25 +29,30 @@ CHROMIUM = shutil.which("chromium")
 
 pytestmark = [
     pytest.mark.compiled,
+    pytest.mark.slow,
     pytest.mark.skipif(not (PLACE / "made_of").exists(), reason=f"no environment: tests/web/make_environment.sh {PLACE}"),
 ]
 
-# What runs the models, by name: the build of onnxruntime-web, the browser, and the execution provider.
-RUNTIMES = {
-    "node": ("node", None, "wasm"),
-    "browser-wasm": ("wasm", CHROMIUM, "wasm"),
-    "browser-webgpu": ("webgpu", CHROMIUM, "webgpu"),
-}
+
+@pytest.fixture(scope="session")
+def node():
+    with WebRuntime("node") as runtime:
+        yield runtime
 
 
-@pytest.fixture(scope="session", params=RUNTIMES)
+@pytest.fixture(scope="session")
+def browser():
+    with WebRuntime("webgpu", CHROMIUM) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session", params=["node-wasm", "browser-wasm", "browser-webgpu"])
 def web(request):
     """Return a function that runs a model, with the name of its provider."""
-    build, browser, provider = RUNTIMES[request.param]
-    with WebRuntime(build, browser) as runtime:
-        run = functools.partial(runtime.run, provider=provider)
-        run.provider = provider
-        yield run
+    place, provider = request.param.split("-")
+    run = functools.partial(request.getfixturevalue(place).run, provider=provider)
+    run.provider = provider
+    return run
 
 
 # Nodes.
@@ -145,14 +153,6 @@ def without_subnormal(x, scale, y, expected):
 TOLERANCE = 1e-2
 
 
-def standard_model(path, **options):
-    """Return a model in standard operators. Skip the test if it cannot be written so."""
-    try:
-        return optimize(path, operators="standard", keep_initializers_as_inputs=False, **options)
-    except ModelError as error:
-        pytest.skip(str(error))
-
-
 def inputs_of(path):
     """Return the inputs of a test model by name, a batch of one if it takes one."""
     if path.parent != MODELS:
@@ -162,20 +162,30 @@ def inputs_of(path):
         return {"x": arrays["x"][:1] if name == "textline_cls" else arrays["x"][0]}
 
 
-@pytest.fixture(scope="session")
-def node():
-    with WebRuntime("node") as runtime:
-        yield runtime
-
-
 @pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.stem)
 def test_models(path, node):
-    """Each quantization node gives the bits that it gives in a drop-in session with the same input. Convolutions add up in
-    another order, so that outputs differ where a rounding flips."""
-    standard, feeds = standard_model(path), inputs_of(path)
+    assert_same_nodes(path, node.run)
+
+
+@pytest.mark.parametrize("variant", ["bf16", "u32"])
+def test_models_on_webgpu(variant, browser):
+    """It lacks Casts to bfloat16, float64 and int16."""
+    run = functools.partial(browser.run, provider="webgpu")
+    assert_same_nodes(MODELS / f"textline_cls_{variant}.onnx", run, operators="webgpu")
+
+
+def assert_same_nodes(path, run, operators="standard"):
+    """Assert that each quantization node gives the bits that it gives in a drop-in session with the same input. Convolutions
+    add up in another order, so that outputs differ where a rounding flips."""
+    try:
+        standard = optimize(path, operators=operators, keep_initializers_as_inputs=False)
+    except ModelError as error:
+        pytest.skip(str(error))
+    feeds = inputs_of(path)
     quantization = quantization_nodes(path, {name for each in standard.graph.node for name in each.output})
     names = [each.name for each in (*quantization.graph.input, *quantization.graph.output)]
-    values = node.run(with_outputs(standard, names), feeds)
+    assert bool(names) is ("float" not in path.stem.split("_")[-1])
+    values = run(with_outputs(standard, names), feeds)
     if names:
         drop_in = session(quantization, standard_ops=True, level="DISABLE_ALL")
         inputs = {each.name: values.get(each.name, feeds.get(each.name)) for each in quantization.graph.input}
@@ -202,3 +212,34 @@ def quantization_nodes(path, names):
         initializers=[initializers[name] for name in taken if name in initializers],
         opset=next(each.version for each in fused.opset_import if not each.domain),
     )
+
+
+# The example.
+
+
+@pytest.fixture(scope="session")
+def address():
+    """The address of the page of `examples/web`, which a server has on this machine."""
+    command = [sys.executable, ROOT / "examples" / "web" / "serve.py", "--port", "0", "--packages", PLACE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+@pytest.mark.parametrize(("query", "images"), [("?model=bf16", 6), ("?model=bf16&provider=webgpu&images=1", 1)])
+def test_example(query, images, address, browser):
+    assert address.startswith("http://127.0.0.1:")
+    text = browser.ask({"url": address + query, "selector": "#done"})["text"]
+    rows = [line.split() for line in text.splitlines() if re.match(r"\d\s", line)]
+    assert [row[0] for row in rows] == [*map(str, range(images))]
+    outputs, expected = (np.array([row[k : k + 2] for row in rows], float) for k in (1, 3))
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=TOLERANCE)
+    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+        np.testing.assert_allclose(expected, arrays["bf16"][:images], rtol=0, atol=1e-6)
+    assert "Largest difference: " in text
+
+
+def test_example_that_fails(address, browser):
+    """The page says so."""
+    text = browser.ask({"url": f"{address}?model=nothing", "selector": "#done"})["text"]
+    assert "Failed: " in text
