@@ -15,6 +15,7 @@ from ..declaration.operator import Operator
 from ..declaration.schema import Attribute, Kind, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT8E8M0, FLOAT32, UINT8
 from ..linear.versions import OWN_DOMAIN
+from . import standard_form
 from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize
 from .formats import (
     BFP_METHODS,
@@ -42,6 +43,7 @@ def _operator(
     describe: Callable[[Mapping[str, Any]], tuple[str, float]],
     docs: Mapping[str, str],
     values: Mapping[str, tuple[Any, ...]],
+    standard: Callable[..., Sequence[Any]],
     stored: Callable[[Mapping[str, Any]], StoredForm] | None = None,
 ) -> Operator:
     """Return a declaration. ``make_format(type of x, attributes)`` returns what selects a kernel, and the numbers of the
@@ -86,6 +88,7 @@ def _operator(
         formats=dict.fromkeys(format_attribute.values),
         select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
         meaning=meaning,
+        standard_form=standard,
     )
 
 
@@ -114,6 +117,7 @@ BFP = _operator(
         "convert_to_bfloat_before_bfp": "1: round x to bfloat16 first.",
     },
     {"bfp_method": (*BFP_METHODS,), "rounding_mode": (*ROUNDING_MODES,), "convert_to_bfloat_before_bfp": (0, 1)},
+    standard_form.bfp,
 )
 MX = _operator(
     "MXQuantizeDequantize",
@@ -127,6 +131,7 @@ MX = _operator(
         "rounding_mode": f"For int8. {_ROUNDING_MODE}",
     },
     {"element_dtype": (*MX_ELEMENT_TYPES,), "rounding_mode": (*ROUNDING_MODES,)},
+    standard_form.mx,
     _mx_stored,
 )
 OPERATORS = BFP, MX
@@ -186,6 +191,7 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
         infer=infer,
         formats={nvidia.name: nvidia.codes},
         meaning=meaning,
+        standard_form=functools.partial(standard_form.nvidia_quantizer, nvidia),
     )
 
 
@@ -220,6 +226,7 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
         infer=infer,
         formats={nvidia.name: None},
         meaning=meaning,
+        standard_form=functools.partial(standard_form.nvidia_round_trip, nvidia),
     )
 
 

@@ -25,6 +25,13 @@ def add_parser(commands: Any) -> None:
     )
     arguments.add_qdq(parser)
     parser.add_argument(
+        "--operators",
+        choices=("custom", "standard"),
+        default="custom",
+        help="custom: this package's operators, the fastest on the CPU; standard: ONNX's operators alone, for any execution "
+        "provider and without this package (default: %(default)s)",
+    )
+    parser.add_argument(
         "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"
     )
     parser.add_argument(
@@ -43,9 +50,12 @@ def _optimize(options: argparse.Namespace) -> int:
             options.model,
             keep_quantized_weights=options.keep_quantized_weights,
             qdq=options.qdq,
+            operators=options.operators,
             regions=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
+        if options.operators == "standard":
+            result.check_is_standard()
         result.save(options.out)
     if _is_output(options.out):
         return 0  # tables after the model would damage it

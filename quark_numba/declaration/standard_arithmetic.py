@@ -1,33 +1,82 @@
-"""Arithmetic that several families share, in ONNX's standard operators."""
+"""Arithmetic of float32 in ONNX's standard operators: exact, and without comparisons, which are slow on large tensors.
+
+A number is rounded to the grid of another format by an anchor: a float32 whose last place is the distance of the grid's values.
+Their difference is rounded to the grid, half to even, and the anchor less this is the rounded number."""
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 from ..element_types import ElementType
 from .meaning import AnyOperand
 from .standard_form import Builder
 
-# float32 has significands of 24 bits, and numbers up to 2.0**128.
-_BITS, _BEYOND = 24, 2.0**128
+# The bits of a float32's mantissa, without the hidden bit.
+MANTISSA_BITS = 23
+
+LARGEST = float(np.finfo(np.float32).max)
+LEAST_POWER = 2.0**-127
 
 
-def rounded_to_float(op: Builder[AnyOperand], x: AnyOperand, to: ElementType) -> AnyOperand:
-    """Return a float32 rounded to the values of a float type, half to even, without a Cast: a provider need not have the type.
-    Values beyond the range become the largest finite one. NaN becomes the type's NaN, or its substitute. -0 becomes 0.
+def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.0) -> AnyOperand:
+    """Return the largest power of two that is at most t, at least 2**-127, times `factor`, another one up to 1. `number` is
+    -3/4 * t, a product that was rounded to float32.
 
-    For t = \\|x\\| and p, which is t * (2**k + 1) rounded to float32, (t - p) + p is t rounded to 24 - k bits (Veltkamp's
-    splitting). The numbers near p are multiples of the step s of the type at t, so that t - p is rounded to such a multiple,
-    and the rest is exact. If t is in the middle of two of them, so is t * (2**k + 1), as 2**k is even. Then p / s is even, and
-    the result is, too. A lower limit of p keeps the step from becoming smaller than that of the subnormal values."""
-    factor = 2.0 ** (_BITS - 1 - to.mantissa_bits)
-    least = 2.0 ** (1 - to.bias)
-    if not to.has_nan:  # ONNX Runtime's Where loses the sign of a -0, so -0 is the rounded value of another number
-        x = op.without_nan(x, float(to.code_values[to.nan]) or -least / factor)
-    t = op("Min", op("Abs", x), float(to.highest))  # WebGPU's Clip loses NaN
-    scale = None
-    if to.highest * factor >= _BEYOND:  # p would be Inf
-        scale = op("Where", op("Greater", t, 1.0), 1 / (2 * factor), 1.0)
-        t = op("Mul", t, scale)
-    p = op("Max", op("Mul", t, factor + 1), 1.5 * factor * least)
-    y = op("Add", op("Sub", t, p), p)
-    y = op("Mul", y if scale is None else op("Div", y, scale), op("Sign", x))
-    return y if to.has_negative_zero else op.with_positive_zero(y)
+    3/4 * t is rounded to one bit. Let p be the power: 3/4 * t is from 3/4 * p on, a tie that is rounded to p because p / 2 is
+    odd there, and below 3/2 * p. The anchor is 2**23 times the number, or 2**-23 of the number is subtracted from it. Neither
+    has the range of float32: the one gives the power up to 1, the other one from 1 on. Their product is the result."""
+    small, large = op.clip(number, -0.75, -0.75 * LEAST_POWER), op.clip(number, -LARGEST, -0.75)
+    anchor = op("Mul", small, 2.0**MANTISSA_BITS)
+    small = op("Sub", anchor, op("Sub", anchor, small))
+    large = op("Sub", large, op("Sub", large, op("Mul", large, 2.0**-MANTISSA_BITS)))
+    return op("Mul", small, op("Mul", large, 2.0**MANTISSA_BITS * factor))
+
+
+def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
+    """Return the nearest values of a float type of at most 7 bits of exponent, half to even and saturated. NaN stays.
+
+    A zero has the sign of v, if the type has -0, and else is 0."""
+    magnitude = op.clip(op("Abs", v), 0.0, float(element_type.highest))
+    y = op("Mul", on_grid(op, magnitude, element_type), sign(op, v, 0.5 * least_step(element_type)))
+    return y if element_type.has_negative_zero else op.with_positive_zero(y)
+
+
+def least_step(element_type: ElementType) -> float:
+    """Return the distance of the values of a float type below its smallest normal number, and just above it."""
+    return float(2.0 ** (1 - element_type.bias - element_type.mantissa_bits))
+
+
+def on_grid(op: Builder[AnyOperand], magnitude: AnyOperand, element_type: ElementType, unit: float = 1.0) -> AnyOperand:
+    """Return numbers from 0 to Inf, or NaN, rounded to the nearest values of a float type times `unit`, a power of two. They do
+    not saturate: beyond the largest value, they have as many bits.
+
+    A value has `mantissa_bits` + 1 bits, so the anchor is the number times 2**(23 - mantissa_bits): it has as many places less
+    as its last place is of the value's. It is even, or the number is no tie. Where the difference has a smaller exponent than
+    the anchor, it has another place, but then the number is so close to a power of two that this does not matter. Below the
+    smallest normal number, all values are as far apart, and the anchor is 3 * 2**22 times that."""
+    shift = MANTISSA_BITS - element_type.mantissa_bits
+    least, most = 3.0 * 2.0**22 * least_step(element_type) * unit, 4.0 * 2.0**shift * float(element_type.highest) * unit
+    anchor = op.clip(op("Mul", magnitude, 2.0**shift), least, most)
+    return op("Sub", anchor, op("Sub", anchor, magnitude))
+
+
+def sign(op: Builder[AnyOperand], v: AnyOperand, least: float) -> AnyOperand:
+    """Return -1 or 1, by the sign, for v of at least a power of two in magnitude. Other v give less, 0 gives 0, -0 gives -0."""
+    return op.clip(op("Mul", v, 1 / least), -1.0, 1.0)
+
+
+def half_away_from_zero(op: Builder[AnyOperand], magnitude: AnyOperand) -> AnyOperand:
+    """Return the whole numbers nearest to numbers from 0 to Inf, or NaN, and halves upward. The addend is the float32 just
+    below 1/2 (see ``block.arithmetic``)."""
+    return op("Floor", op("Add", magnitude, float(np.nextafter(np.float32(0.5), np.float32(0)))))
+
+
+def last_place(op: Builder[AnyOperand], t: AnyOperand, dtype: DTypeLike = np.float32) -> AnyOperand:
+    """Return the last place of a t of a dtype, float32 or float64: 2 ** (e - places), with 23 or 52 places, for a t from 2 ** e
+    up to, but not including, 2 ** (e + 1). NaN for Inf. Float32 are at least 2 ** -102.
+
+    It is t - (t - 3/4 * t * 2 ** -places). The product is 3/4 up to 3/2 times the last place, and less than 3/2 of it if it is
+    not subnormal. So the difference is rounded to the number below t. The number below a power of two is half a place away;
+    there the product is 3/4 of a place, a tie that goes to the even one, a whole place below."""
+    return op("Sub", t, op("Sub", t, op("Mul", t, np.array(0.75 * 2.0 ** -np.finfo(dtype).nmant, dtype))))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,10 @@ class Builder(ABC, Generic[AnyOperand]):
     def may_be_nan(self, x: AnyOperand) -> bool:
         """Whether it is not proved that no element of an operand is NaN."""
 
+    @property
     @abstractmethod
-    def casts_to(self, element_type: ElementType) -> bool:
-        """Whether the opset, and what the model is written for, have Casts to an element type and back."""
+    def is_beside_product(self) -> bool:
+        """Whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
 
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NoStandardForm if it is not known."""
@@ -74,11 +75,11 @@ class Builder(ABC, Generic[AnyOperand]):
             return self("Clip", x, *(bound.reshape(()) if isinstance(bound, np.ndarray) else bound for bound in (low, high)))
         return self("Min", self("Max", x, low), high)
 
-    def reduce_max(self, x: AnyOperand, axis: int) -> AnyOperand:
-        """Return the largest elements along an axis, which stays, with the length 1."""
-        if self.opset < 18:
-            return self("ReduceMax", x, axes=[axis], keepdims=1)
-        return self("ReduceMax", x, int64s(axis), keepdims=1)
+    def reduce(self, op_type: str, x: AnyOperand, axis: int) -> AnyOperand:
+        """Write ReduceMax, ReduceMin or ReduceSum along an axis, which stays, with the length 1."""
+        if self.opset < (13 if op_type == "ReduceSum" else 18):
+            return self(op_type, x, axes=[axis], keepdims=1)
+        return self(op_type, x, int64s(axis), keepdims=1)
 
     def reshape(self, x: AnyOperand, shape: Sequence[int]) -> AnyOperand:
         """Return x in another shape. As in ONNX, 0 stands for the dimension that x has, and one -1 for what is left."""
@@ -87,7 +88,8 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with a constant in the place of NaN."""
+        """Return x with a constant in the place of NaN. ONNX Runtime's Where gives 0 for a -0 in its second input, which is the
+        constant here. In its third input -0 stays."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
@@ -95,17 +97,76 @@ class Builder(ABC, Generic[AnyOperand]):
 
         ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
-        several = next((i for i, length in enumerate(self.shape(x) or ()) if length is not None and length > 1), None)
-        if several is None:
-            return self("Sub", 0.0, self("Sub", 0.0, x))
-        shape = self.shape(x)
-        assert shape is not None
-        return self("Add", x, np.zeros([shape[several], *[1] * (len(shape) - several - 1)], np.float32))
+        shape = self._shape_of_several(x)
+        return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
+
+    def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
+        """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
+        of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
+        NoStandardForm if no dimension of x is known to be more than 1."""
+        if number.size != 1 or not self.is_beside_product:
+            return number
+        shape = self._shape_of_several(x)
+        if shape is None:
+            raise NoStandardForm("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
+        return np.full(shape, number.reshape(()))
+
+    def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
+        """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
+
+        It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
+        if not is_constant(number):
+            return self("Add", x, number)
+        if bool(np.all((number == 0) & np.signbit(number))):
+            return x
+        if bool(np.any(number)) or bool(np.any(np.signbit(number))):
+            return self("Sub", x, -number)
+        return self.with_positive_zero(x)
+
+    def at_least(self, x: AnyOperand, bound: Given) -> AnyOperand:
+        """Return whether x >= bound, float32, for an operand or a constant array."""
+        if self.opset >= 12:
+            return self("GreaterOrEqual", x, bound)
+        if not is_constant(bound) or np.any(np.isneginf(bound)):
+            raise NoStandardForm(f"opset {self.opset} has no GreaterOrEqual")
+        return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
+
+    def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:
+        """Return x / divisor, float32, for an operand or a constant array."""
+        if not is_constant(divisor):
+            return self("Div", x, divisor)
+        if bool(np.all(divisor == 1)):
+            return x
+        divisor = self.factor(x, np.asarray(divisor))
+        return self("Mul", x, 1 / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
+
+    def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
+        """Return x * factor, float32, for an operand or a constant array."""
+        if not is_constant(factor):
+            return self("Mul", x, factor)
+        return x if bool(np.all(factor == 1)) else self("Mul", x, self.factor(x, np.asarray(factor)))
+
+    def _shape_of_several(self, x: AnyOperand) -> Sequence[int] | None:
+        """Return a shape of more than one element that broadcasts to x; None: no dimension of x is known to be more than 1."""
+        shape = self.shape(x) or ()
+        several = [(length, len(shape) - 1 - i) for i, length in enumerate(shape) if length is not None and length > 1]
+        return (several[-1][0], *[1] * several[-1][1]) if several else None
+
+
+def is_constant(given: Given) -> TypeGuard[NDArray[Any]]:
+    """Whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
+    return isinstance(given, (np.ndarray, np.generic))
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:
     """Return the numbers as an input of an operator that takes a shape or axes."""
     return np.array(numbers, np.int64)
+
+
+def one(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose elements have the same bits as one element without a shape."""
+    first = array.reshape(-1)[:1]
+    return first.reshape(()) if array.size and array.tobytes() == array.size * first.tobytes() else array
 
 
 def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
@@ -117,7 +178,7 @@ def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:
     """Whether dividing float32 by these numbers gives the same bits as multiplying with their inverses."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
     exact = (np.abs(np.frexp(scale)[0]) == 0.5) & np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(np.float32).tiny)
     return scale.dtype == np.float32 and bool(np.all(exact & (np.abs(scale) >= np.finfo(np.float32).tiny)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,8 +129,7 @@ def convert(
         given, name = parameters[parameter], named[parameter]
         value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, name, FLOAT32)
         element_type_of(value.dtype, name, _TYPES)
-        if parameter in form.single and value.size != 1:
-            raise ValueError(f"{name} has shape {value.shape}; expected one element")
+        check_single(key, parameter, value.shape, name)
         check_sizes(value, name, range(value.ndim))
         if first_place(x_array.shape, value.shape) < 0:
             raise ValueError(f"{name} has shape {value.shape}; expected one that broadcasts to the shape of x, {x_array.shape}")
@@ -138,6 +138,12 @@ def convert(
         check_no_output(out)
         return _convert_chunks(key, x_array, arrays, named)
     return _convert(key, x_array, arrays, named, out)
+
+
+def check_single(key: Key, parameter: str, shape: tuple[int, ...], name: str) -> None:
+    """Raise ValueError if a parameter has several elements, and may not."""
+    if parameter in FORMS[key.form].single and math.prod(shape) != 1:
+        raise ValueError(f"{name} has shape {shape}; expected one element")
 
 
 def _convert(
@@ -151,10 +157,7 @@ def _convert(
     last = max((last_place(lengths, parameter.shape) for parameter in aligned), default=-1)
     shape, inner = lengths[first : last + 1], int(np.prod(lengths[last + 1 :]))
     rows = int(np.prod(shape))
-    numbers = np.empty(rows * count_numbers(key), dtype_of(key))
-    if rows and aligned:
-        in_rows = [np.broadcast_to(parameter.reshape(parameter.shape[first : last + 1]), shape) for parameter in aligned]
-        _prepare(key, np.stack(in_rows), numbers, rows, named)
+    numbers = prepare(key, [parameter.reshape(parameter.shape[first : last + 1]) for parameter in aligned], shape, named)
 
     def run(x: NDArray[Any], y: NDArray[Any]) -> None:
         if x.size:
@@ -176,17 +179,26 @@ def _preparer(key: Key) -> Any:
     return prepare_kernel(key)
 
 
-def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
+def prepare(
+    key: Key, parameters: Sequence[NDArray[Any]], shape: tuple[int, ...], named: Mapping[str, str]
+) -> NDArray[np.floating[Any]]:
+    """Return the numbers of a format, for parameters that broadcast to a shape: the first number of each of its elements, then
+    the second one of each, and so on. Raise ValueError if the parameters, whose names `named` has, are not valid."""
+    rows = int(np.prod(shape))
+    numbers = np.empty(rows * count_numbers(key), dtype_of(key))
+    if not rows or not parameters:
+        return numbers
     with np.errstate(all="ignore"):
-        parameters = in_rows.astype(np.float64).reshape(-1)
-        are_valid = _preparer(key)(parameters, numbers, rows)
+        in_rows = np.stack([np.broadcast_to(parameter, shape) for parameter in parameters]).astype(np.float64).reshape(-1)
+        are_valid = _preparer(key)(in_rows, numbers, rows)
     if not are_valid:
-        form, columns = FORMS[key.form], parameters.reshape(-1, rows)
+        form, columns = FORMS[key.form], in_rows.reshape(-1, rows)
         given = ", ".join(
             f"{named[name]} {columns[k][0]:g}" + (", ..." if np.any(columns[k] != columns[k][0]) else "")
             for k, name in enumerate(form.parameters)
         )
         raise ValueError(f"the format has {given}; expected {form.expected}")
+    return numbers
 
 
 def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str, str]) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, Builder, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
 from ..element_types import FLOAT32, FLOAT64, INT32, names
 from ..element_types.operands import INT64
 from ..linear.versions import OWN_DOMAIN
 from .calls import convert
 from .granularity import first_place
 from .key import FORMS, Key, select
+from .standard_form import write
 
 ROUNDING_MODE = Attribute("rounding_mode", "ROUND", "How values are rounded. Case does not matter.", "STRING")
 
@@ -101,6 +102,9 @@ def operator(
                 raise ValueError(f"{named[name]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]
 
+    def standard_form(op: Builder[AnyOperand], given: Sequence[Any], attributes: Mapping[str, Any]) -> list[AnyOperand]:
+        return [write(op, meaning(given, attributes))]
+
     return Operator(
         family="fake_quantization",
         domain=domain,
@@ -115,6 +119,7 @@ def operator(
         faults=faults,
         formats={format_name: None},
         meaning=meaning,
+        standard_form=standard_form,
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
-from ..declaration.standard_arithmetic import rounded_to_float
-from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, is_power_of_two
+from ..declaration.standard_arithmetic import least_step, nearest
+from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -19,7 +19,7 @@ _LARGE = 2.0**34
 
 def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
     """Write the nodes of a meaning, and return their output. Raise NoStandardForm."""
-    codes = meaning.element_type
+    codes = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
     if codes is None:
         raise NoStandardForm("the type of its codes is not known")
     if isinstance(meaning, Dequantize):
@@ -34,12 +34,13 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     between bounds less the zero point (see ``arithmetic._integer_multiple``)."""
     scale = _parameter(op, meaning, meaning.scale, FLOAT32)
     if not codes.is_integer:
-        code, zero_point = _rounded_float(op, meaning, codes), _zero_point(op, meaning, FLOAT32)
-        return _product(op, code if zero_point is None else op("Sub", code, zero_point), scale)
+        code = _code_as_float32(op, meaning, codes)
+        zero_point = _zero_point(op, meaning, FLOAT32)
+        return op.product(code if zero_point is None else op("Sub", code, zero_point), scale)
     q = _within(op, op("Round", _quotient(op, meaning, FLOAT32)), meaning, codes)
     if isinstance(scale, np.ndarray) and bool(np.all(scale > 0)):
         return op("Sub", 0.0, op("Mul", q, -scale))  # 0 - -0 is 0
-    return _product(op, op.with_positive_zero(q), scale)
+    return op.product(op.with_positive_zero(q), scale)
 
 
 def _quantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
@@ -72,7 +73,7 @@ def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand],
     zero_point = _zero_point(op, meaning, INT64)
     if zero_point is None or isinstance(zero_point, np.ndarray):
         zeros = int64s(0)[0] if zero_point is None else zero_point
-        low, high = (_one((bound - zeros).astype(dtype.dtype)) for bound in (lowest, highest))
+        low, high = (one((bound - zeros).astype(dtype.dtype)) for bound in (lowest, highest))
         return op.clip(op.without_nan(q, low), low, high)
     least, most = (op.cast(op("Sub", bound, zero_point), dtype) for bound in (lowest, highest))
     return op("Min", op("Max", op.without_nan(q, least), least), most)
@@ -80,40 +81,49 @@ def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand],
 
 def _float_code(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
     """code = saturate(x / scale + zero point), a code of a float type. NaN stays; -0 + 0 is 0."""
-    precision = _precision(meaning)
-    if precision is FLOAT64:
-        raise NoStandardForm(f"a float64 would be rounded to {codes.name} twice")
-    zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
-    saturates, bounds = _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
-    if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
-        v = op.with_positive_zero(op.clip(v, *bounds) if saturates else v)
-    else:
-        v = op("Add", v, zero_point)
-        v = op.clip(v, *bounds) if saturates else v
-    return op.cast(v, codes) if saturates else op.cast(_with_overflow(op, v, codes), codes, saturate=0)
+    v = _sum(op, meaning, codes)
+    return op.cast(v, codes) if _saturates(meaning, codes) else op.cast(_with_overflow(op, v, v, codes), codes, saturate=0)
 
 
-def _rounded_float(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """Return the value of a code of a float type, as a float32."""
-    if op.casts_to(codes) or not _saturates(meaning, codes):
+def _code_as_float32(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
+    """Return the value of a code of a float type. Types of 8 bits and less need no Cast, which many opsets and execution
+    providers lack."""
+    if codes.bits > 8:
         return op.cast(_float_code(op, meaning, codes), FLOAT32)
-    v, zero_point = _quotient(op, meaning, FLOAT32), _zero_point(op, meaning, FLOAT32)
-    return rounded_to_float(op, v if zero_point is None else op("Add", v, zero_point), codes)
+    v = _sum(op, meaning, codes)
+    if codes.nan_substitute is not None:
+        instead = codes.code_values[codes.nan_substitute]
+        v = op.without_nan(v, instead or -least_step(codes) / 4)  # -0 might become 0
+    y = nearest(op, v, codes)
+    return y if _saturates(meaning, codes) else _with_overflow(op, v, y, codes)
 
 
 def _saturates(meaning: Affine[AnyOperand], codes: ElementType) -> bool:
     return meaning.saturate or codes.bits != 8
 
 
-def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, codes: ElementType) -> AnyOperand:
-    """Return v with Inf, or NaN for a type without Inf, where rounding takes it beyond the largest value of a type. The Cast of
+def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
+    """Return x / scale + zero point, which may be saturated already."""
+    precision = _precision(meaning)
+    if precision is FLOAT64:
+        raise NoStandardForm(f"a float64 would be rounded to {codes.name} twice")
+    zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
+    is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
+    if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
+        return op.with_positive_zero(op.clip(v, *bounds) if is_limited else v)
+    v = op.plus(v, zero_point)
+    return op.clip(v, *bounds) if is_limited else v
+
+
+def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, y: AnyOperand, codes: ElementType) -> AnyOperand:
+    """Return y with Inf, or NaN for a type without Inf, where rounding takes v beyond the largest value of a type. The Cast of
     ONNX Runtime 1.32 that is not to saturate takes 480 to 448 in float8e4m3fn, where NaN is due."""
     values = np.unique(codes.code_values[np.isfinite(codes.code_values)])
     tie = np.float32(values[-1] + (values[-1] - values[-2]) / 2)
     is_odd = np.array(codes.highest).astype(codes.dtype).view(np.uint8) % 2 == 1  # then the tie goes beyond
     beyond = tie if is_odd else np.nextafter(tie, np.float32(np.inf))
-    instead = op("Mul", v, np.inf) if codes.has_infinity else np.nan
-    return op("Where", op("Less", op("Abs", v), beyond), v, instead)
+    # The Where of ONNX Runtime's CPU provider turns -0 into 0, so it chooses a factor.
+    return op("Mul", y, op("Where", op("Less", op("Abs", v), beyond), 1.0, np.inf if codes.has_infinity else np.nan))
 
 
 def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
@@ -128,7 +138,7 @@ def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
         difference = op.cast(op("Sub", op.cast(meaning.x, wide), zero_point), FLOAT32)
     y_type = meaning.computes_in or meaning.scale.element_type
     y_type = FLOAT32 if y_type is None or y_type is FLOAT8E8M0 else y_type
-    return op.cast(_product(op, difference, _parameter(op, meaning, meaning.scale, FLOAT32)), y_type)
+    return op.cast(op.product(difference, _parameter(op, meaning, meaning.scale, FLOAT32)), y_type)
 
 
 def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: ElementType) -> AnyOperand:
@@ -140,15 +150,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
         x, scale = op.cast(x, precision), _parameter(op, meaning, meaning.scale, precision, FLOAT32)
         return op.cast(op.cast(op("Div", op.cast(x, FLOAT32), scale), precision), FLOAT32)
     x, scale = op.cast(x, wide), _parameter(op, meaning, meaning.scale, wide)
-    if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)):
-        return x
-    if isinstance(scale, np.ndarray) and is_power_of_two(scale):
-        return op("Mul", x, 1 / scale)
-    return op("Div", x, scale)
-
-
-def _product(op: Builder[AnyOperand], number: AnyOperand, scale: Given) -> AnyOperand:
-    return number if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)) else op("Mul", number, scale)
+    return op.quotient(x, scale)
 
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
@@ -162,11 +164,6 @@ def _precision(meaning: Affine[AnyOperand]) -> ElementType:
 def _number(q: AnyOperand, number: float) -> NDArray[Any]:
     """Return a constant in the type of a quotient."""
     return np.array(number, np.float64 if q.element_type is FLOAT64 else np.float32)
-
-
-def _one(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of equal numbers as one number."""
-    return array.reshape(-1)[0].reshape(()) if array.size and bool(np.all(array == array.reshape(-1)[0])) else array
 
 
 def _zero_point(op: Builder[AnyOperand], meaning: Affine[AnyOperand], to: ElementType) -> Given:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
+from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
@@ -58,10 +59,11 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
         if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
-        # Whether the parameters are valid shows for an x of the shape to which they broadcast.
-        x = np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), np.float32)
-        if arrays and key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
-            FAKE_QUANTIZE.call(x, *arrays, **attributes)
+        names = FORMS[key.form].parameters
+        for name, array in zip(names, arrays, strict=True):
+            check_single(key, name, array.shape, name)
+        if key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
+            prepare(key, arrays, np.broadcast_shapes(*(array.shape for array in arrays)), {name: name for name in names})
     except ValueError as error:
         raise Left(f"not valid: {error}") from None
     return arrays, attributes

@@ -20,7 +20,7 @@ from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
 from ..errors import counted, reraise_of_signal_handler
-from ..models import tensors
+from ..models import protos, tensors
 from .onnx_runtime import has_operator
 from .stand_ins import skeleton
 
@@ -96,22 +96,33 @@ class Values:
         return [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims]
 
     def _infer(self, value: ir.Value) -> Inferred:
-        """Return what onnx infers for a value of the main graph; nothing if onnx fails."""
+        """Return what onnx infers for a value; nothing if onnx fails."""
         if self._inferred is None:
             try:
                 inferred = shape_inference.infer_shapes(skeleton(self.model, self.tensor), data_prop=True).graph
             except Exception as error:  # a model that is not valid may raise anything
                 reraise_of_signal_handler(error)
                 inferred = onnx.GraphProto()
-            graph, self._inferred = self.model.graph, {}
-            values = {value.name: value for value in (*(y for node in graph for y in node.outputs), *graph.inputs)}
-            for info in (*inferred.value_info, *inferred.input, *inferred.output):
-                tensor_type = info.type.tensor_type
-                dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor_type.shape.dim]
-                if info.name in values:
-                    known = Inferred(find(tensor_type.elem_type), dims if tensor_type.HasField("shape") else None)
-                    self._inferred[values[info.name]] = known
+            self._inferred = {}
+            self._record_inferred(self.model.graph, inferred, self._inferred)
         return self._inferred.get(value, Inferred())
+
+    def _record_inferred(self, graph: ir.Graph, inferred: onnx.GraphProto, record: dict[ir.Value, Inferred]) -> None:
+        """Record what onnx inferred for the values of a graph and its subgraphs."""
+        values = {value.name: value for value in (*(y for node in graph for y in node.outputs), *graph.inputs)}
+        for info in (*inferred.value_info, *inferred.input, *inferred.output):
+            tensor_type = info.type.tensor_type
+            dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor_type.shape.dim]
+            if info.name in values:
+                known = Inferred(find(tensor_type.elem_type), dims if tensor_type.HasField("shape") else None)
+                record[values[info.name]] = known
+        with_subgraphs = {node.output[0]: node for node in inferred.node if node.output and any(protos.subgraphs(node))}
+        for node in graph if with_subgraphs else ():
+            proto = with_subgraphs.get(node.outputs[0].name or "") if node.outputs else None
+            for attribute in proto.attribute if proto else ():
+                own = node.attributes.get(attribute.name)
+                if attribute.HasField("g") and own and own.type == ir.AttributeType.GRAPH:
+                    self._record_inferred(own.value, attribute.g, record)
 
     def keep_inferred(self, old: ir.Value, new: ir.Value) -> None:
         """Let a value have what was inferred for the one in whose place it is."""

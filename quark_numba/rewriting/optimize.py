@@ -203,11 +203,18 @@ class Optimized:
         self.source.check()
         return result
 
+    @property
+    def not_standard(self) -> list[tuple[str, str]]:
+        """The nodes of this package's operators that are left, by operator and reason, except for ONNX's own. A node that was
+        not folded is left in another sense."""
+        names = {name for name, _ in self.left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)}
+        return [(name, why) for name, why in self.left if name in names and why != constants.INPUT]
+
     def check_is_standard(self) -> None:
         """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
-        own = [(name, why) for name, why in self.left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)]
+        own = self.not_standard
         if own:
-            nodes = "; ".join(f"{counted(self.left[name, why], f'node {name}', f'nodes {name}')}: {why}" for name, why in own)
+            nodes = "; ".join(f"{counted(self.left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in own)
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:

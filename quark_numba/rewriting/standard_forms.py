@@ -4,6 +4,7 @@ Any execution provider runs such a model. ONNX Runtime's optimisers do not know 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
@@ -17,13 +18,13 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
-from ..element_types import FLOAT32, ElementType
+from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
 
-# In which operators a model is written: those of this package, ONNX's alone, or those of ONNX's that WebGPU has.
-Operators = Literal["custom", "standard", "webgpu"]
+# In which operators a model is written: those of this package, or ONNX's alone.
+Operators = Literal["custom", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
 WRITTEN = "written in standard operators"
@@ -41,20 +42,32 @@ def check(operators: object) -> None:
 def rewrite(graph: Graph) -> None:
     """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
     bounds = Bounds(graph)
-    for node in graph.nodes():
-        if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
-            continue
-        if node.is_standard and graph.qdq == "onnxruntime":
-            continue
-        try:
-            _write(graph, node, bounds)
-        except Left as error:
-            graph.reasons[node] = str(error)
+    nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
+    while nodes:
+        graph.forget_inferred()
+        left = [node for node in nodes if not _is_written(graph, node, bounds)]
+        # More types and shapes may follow from what was written.
+        nodes = left if len(left) < len(nodes) else []
+
+
+def _is_to_write(graph: Graph, node: Node) -> bool:
+    if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+        return False
+    return not (node.is_standard and graph.qdq == "onnxruntime")
+
+
+def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
+    try:
+        _write(graph, node, bounds)
+    except Left as error:
+        graph.reasons[node] = str(error)
+        return False
+    return True
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
-    inputs = [None if value is None else Operand(graph, value) for value in node.node.inputs]
+    inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
@@ -76,6 +89,47 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         graph.replace_uses(old, new)
         copy_metadata(old, new)
     graph.remove(node, WRITTEN)
+
+
+# Operators of ONNX and ONNX Runtime that multiply matrices, those that may be dropped from between two nodes, and how many
+# nodes are looked at.
+_PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
+_DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+_MOST_NODES = 16
+
+
+def _is_beside_product(node: ir.Node) -> bool:
+    """Whether a MatMul gives a node's first input or takes its output, or does so behind nodes that may be dropped. If there
+    are many nodes, it may be."""
+    before = [_producer(node)]
+    behind = [user for value in node.outputs for user, _ in value.uses()]
+    for _ in range(_MOST_NODES):
+        if not (before or behind):
+            return False
+        is_before = bool(before)
+        other = before.pop() if is_before else behind.pop()
+        if other is None:
+            continue
+        if other.op_type in _PRODUCTS:
+            return True
+        if other.op_type in _DROPPED and is_before:
+            before.append(_producer(other))
+        elif other.op_type in _DROPPED:
+            behind += [user for value in other.outputs for user, _ in value.uses()]
+    return True
+
+
+def _producer(node: ir.Node) -> ir.Node | None:
+    value = node.inputs[0] if node.inputs else None
+    return value.producer() if value else None
+
+
+class _Input(Operand):
+    """An input whose element type onnx's inference may know."""
+
+    @property
+    def element_type(self) -> ElementType | None:
+        return super().element_type or self.graph.inferred_type(self.value)
 
 
 class _Nodes(Builder[Operand]):
@@ -105,6 +159,10 @@ class _Nodes(Builder[Operand]):
         self._bounds.add(made)
         return Operand(self._graph, y)
 
+    @functools.cached_property
+    def is_beside_product(self) -> bool:
+        return _is_beside_product(self._node.node)
+
     def drop(self) -> None:
         """Take back what was written."""
         for node in reversed(self.written):
@@ -113,20 +171,14 @@ class _Nodes(Builder[Operand]):
     def shape(self, x: Operand) -> Shape | None:
         tensor = self._graph.tensor(x.value)
         shape = self._graph.shape(x.value) if tensor is None else tensor.shape.numpy()
-        return None if shape is None else [length if isinstance(length, int) else None for length in shape]
+        return None if shape is None else [length if isinstance(length, int) and length >= 0 else None for length in shape]
 
     def may_be_nan(self, x: Operand) -> bool:
         return not math.isfinite(self._bounds.of(x.value))
 
-    def casts_to(self, element_type: ElementType) -> bool:
-        if self._graph.operators == "webgpu" and not element_type.is_integer:
-            return element_type is FLOAT32
-        name = f"tensor({onnx.TensorProto.DataType.Name(element_type.number).lower()})"
-        return name in onnx.defs.get_schema("Cast", self.opset, "").outputs[0].types
-
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""
-        return Tensor(operand.element_type or self._graph.inferred_type(operand.value), self.shape(operand))
+        return Tensor(operand.element_type, self.shape(operand))
 
     def _value(self, given: Any) -> ir.Value:
         if isinstance(given, Operand):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import Attribute, Operator, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, Builder, Operator, Parameter, Tensor, shape_text
 from ..element_types import FLOAT32
 from .calls import FAULTS, INPUTS, convert, rule
 from .granularity import shape_of
+from .standard_form import write
 
 _DOCS = {
     "x": "What is compared.",
@@ -37,6 +38,9 @@ def operator(
                 raise ValueError(applied.message(fault, axis, [*map(shape_text, shapes)]))
         return [Tensor(FLOAT32, x)]
 
+    def standard_form(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
+        return [write(op, operation, inputs, attributes)]
+
     return Operator(
         family="tables",
         domain=domain,
@@ -50,4 +54,5 @@ def operator(
         infer=infer,
         faults=FAULTS[operation],
         formats={format_name: None},
+        standard_form=standard_form,
     )

@@ -1,12 +1,20 @@
-"""Models in ONNX's standard operators, and sessions of them without the package."""
+"""Models in ONNX's standard operators, and sessions of them without the package.
 
+`python tests/support/standard_models.py sessions|qdq|dialects|blocks FIRST LAST` compares generated graphs."""
+
+import collections
 import functools
+import sys
 
+import generated_graphs
+import numpy as np
 import onnx
 from onnx import shape_inference
 from onnx_models import session
+from qdq_sessions import case_of
 from rewritten_models import names_of
 
+from quark_numba.rewriting.constants import INPUT
 from quark_numba.rewriting.optimize import optimized
 
 # Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimises as it does by default.
@@ -14,10 +22,10 @@ plain_session = functools.partial(session, backend=None, threads=1, level="DISAB
 LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 
 
-def in_standard_operators(source, operators="standard", **options):
+def in_standard_operators(source, **options):
     """Return a model in standard operators. Assert that nothing is left, and that onnx accepts the model."""
-    result = optimized(source, operators=operators, **options)
-    assert not result.left
+    result = optimized(source, operators="standard", **options)
+    assert not result.not_standard
     standard = result.model
     assert {node.domain for node in standard.graph.node} <= {""}
     onnx.checker.check_model(standard)
@@ -26,3 +34,62 @@ def in_standard_operators(source, operators="standard", **options):
         standard.graph.initializer
     )
     return standard
+
+
+# Generated graphs: a graph in standard operators gives the bits of a drop-in session, node by node. Two NaNs are equal.
+
+
+def findings(graphs, seed):
+    """Return what differs for the graph of a seed, as texts. `graphs`: "sessions" (``generated_graphs``), or a kind of
+    ``qdq_sessions.case_of``. None: a drop-in session refuses the graph."""
+    if graphs == "sessions":
+        case = generated_graphs.case(seed)
+        source, feeds = case.source, [case.feeds]
+    else:
+        case = case_of(graphs, seed)
+        source, feeds = case.model, case.feeds
+    try:
+        drop_in = session(source, standard_ops=True, threads=1, level="DISABLE_ALL")
+        expected = [drop_in.run(None, used(drop_in, feed)) for feed in feeds]
+    except Exception:
+        return None
+    result = optimized(source, operators="standard")
+    left = [f"{name}: {why}" for name, why in result.left if why != INPUT]
+    if left:
+        return left
+    try:
+        made = plain_session(result.model, level="DISABLE_ALL")
+        results = [made.run(None, used(made, feed)) for feed in feeds]
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    names = [each.name for each in source.graph.output]
+    pairs = [pair for one in zip(results, expected, strict=True) for pair in zip(names, *one, strict=True)]
+    return [f"{name} differs: {differing(*arrays)}" for name, *arrays in pairs if differing(*arrays)]
+
+
+def used(made, feed):
+    names = {each.name for each in made.get_inputs()}
+    return {name: array for name, array in feed.items() if name in names}
+
+
+def differing(one, other):
+    """Return where two arrays differ in their bits; "": nowhere. Two NaNs are equal."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"{one.dtype}{one.shape}, expected {other.dtype}{other.shape}"
+    bits = [array.reshape(-1).view(f"u{array.dtype.itemsize}") for array in (one, other)]
+    flat = [array.reshape(-1) for array in (one, other)]
+    places = np.flatnonzero((bits[0] != bits[1]) & ~((flat[0] != flat[0]) & (flat[1] != flat[1])))
+    if not places.size:
+        return ""
+    return f"{places.size} of {one.size}; at {places[0]} {flat[0][places[0]]!r}, expected {flat[1][places[0]]!r}"
+
+
+if __name__ == "__main__":
+    kind, first, last = sys.argv[1], *map(int, sys.argv[2:4])
+    counts = collections.Counter()
+    for seed in range(first, last):
+        found = findings(kind, seed)
+        counts["refused by drop-in" if found is None else "right" if not found else found[0].split(": ")[-1][:90]] += 1
+        if found:
+            print(seed, found[:2], flush=True)
+    print(counts)

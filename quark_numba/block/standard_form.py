@@ -1,0 +1,328 @@
+"""What the family computes, in ONNX's standard operators.
+
+Nearly all of it is Mul, Add, Sub, Abs and Clip of float32: comparisons and choices are slow on large tensors, and not every
+provider has the small types. Inf and NaN pass from operator to operator; see `_powers` and `_with_specials`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from ..declaration.meaning import AnyOperand
+from ..declaration.standard_arithmetic import LARGEST, half_away_from_zero, least_step, nearest, on_grid, power_of_two, sign
+from ..declaration.standard_form import Builder, NoStandardForm, int64s
+from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
+from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
+from .granularity import Blocks
+from .key import X_TYPES, Key
+
+_LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
+
+
+def bfp(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
+    """Write BFPQuantizeDequantize."""
+    return [_round_trip(op, inputs[0], *bfp_format(X_TYPES[0], **attributes), axis=int(attributes["axis"]))]
+
+
+def mx(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
+    """Write MXQuantizeDequantize."""
+    return [_round_trip(op, inputs[0], *mx_format(X_TYPES[0], **attributes), axis=int(attributes["axis"]))]
+
+
+def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks, axis: int) -> AnyOperand:
+    """x of one element is returned as it is (see ``kernels.run``)."""
+    shape, x_type = _shape(op, x), _type_of(x)
+    if 0 in shape or all(length == 1 for length in shape):
+        return x
+    value = op.cast(x, FLOAT32)
+    if key.rounds_to_bfloat16:
+        if op.opset < 13:
+            raise NoStandardForm(f"opset {op.opset} has no Cast to bfloat16")
+        value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
+    cut = _cut(op, value, axis % len(shape) if len(shape) > 1 else 0, blocks.block, blocks.sub_block, is_padded=True)
+    if key.is_microexponent:
+        y = _microexponents(op, cut, blocks)
+    elif key.element:
+        y = _floats(op, cut, key.element, blocks.drop)
+    else:
+        y = _whole_numbers(op, cut, blocks)
+    y = op.cast(cut.restore(y), x_type)
+    if all(length in (None, 1) for length in shape):
+        return op("Where", op("Equal", op("Size", x), np.array(1, np.int64)), x, y)
+    return y
+
+
+def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
+    """Return the powers of two whose exponents are those of the largest finite elements of blocks, 2**-127 for subnormal ones,
+    times a factor.
+
+    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN."""
+    negative = op("Mul", op("Abs", cut.blocks), -0.75)
+    finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
+    return power_of_two(op, op.reduce("ReduceMin", finite, cut.elements), factor)
+
+
+def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
+    """Write Microscaling formats of floats. The quotient by the power, rather than by the scale, is below 2, and the values of
+    the element type are taken times 2**-drop.
+
+    A rounded magnitude saturates by a difference that is less than infinite, so that Inf stays."""
+    power, unit = _powers(op, cut), 2.0**-drop
+    v = op("Mul", cut.blocks, op("Reciprocal", power))
+    number = on_grid(op, op("Abs", v), element, unit)
+    number = _at_most(op, number, float(element.highest) * unit, 2.0)
+    return op("Mul", op("Mul", number, sign(op, v, 0.5 * least_step(element) * unit)), power)
+
+
+def _at_most(op: Builder[AnyOperand], number: AnyOperand, highest: float, most: float) -> AnyOperand:
+    """Return numbers from 0 to `most`, or Inf or NaN, limited to `highest`, but for Inf and NaN."""
+    return op("Sub", number, op.clip(op("Sub", number, highest), 0.0, most - highest))
+
+
+def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
+    """Write block floating point, and Microscaling formats of int8."""
+    step = _powers(op, cut, 2.0**-blocks.drop)
+    v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
+    is_symmetric = blocks.lowest == -blocks.highest
+    if is_symmetric and blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
+        number = _at_most(op, half_away_from_zero(op, op("Abs", v)), float(blocks.highest), blocks.highest + 1.0)
+        return _signed_product(op, number, v, step, blocks)
+    finite = op.clip(cut.blocks, -LARGEST, LARGEST)
+    if is_symmetric:  # x - 0 is x; this keeps -0
+        y = op("Mul", _rounded(op, v, blocks), step)
+        return op("Sub", y, op("Sub", finite, cut.blocks))
+    if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
+        further = op.clip(op("Add", v, op.clip(v, -0.5, 0.5)), blocks.lowest - 0.5, blocks.highest + 0.5)
+        number = op.cast(op.cast(further, INT32), FLOAT32)
+    else:
+        number = _rounded(op, v, blocks)
+    return op("Add", op("Mul", number, step), op("Sub", cut.blocks, finite))  # -0 + 0 is 0
+
+
+def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
+    """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN."""
+    kept = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL)
+    flushed = op("Mul", kept, sign(op, cut.blocks, 2.0**-126))
+    largest = op.reduce("ReduceMax", kept, cut.elements)
+    step = power_of_two(op, op("Mul", largest, -0.75), 2.0**-blocks.drop)
+    nothing = op.reduce("ReduceSum", op("Mul", cut.blocks, 0.0), cut.elements)  # 0, or NaN
+    if cut.has_sub_blocks:
+        step_of_block = op.reduce("ReduceMax", step, cut.elements - 1)
+        step = op("Max", step, op("Mul", step_of_block, 2.0**-blocks.max_shift))
+        nothing = op.reduce("ReduceSum", nothing, cut.elements - 1)
+    v = op("Div", flushed, step)
+    step = op("Add", step, nothing)
+    if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
+        number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(blocks.highest))
+        return _signed_product(op, number, v, step, blocks)
+    return op("Mul", _rounded(op, v, blocks), step)
+
+
+def _signed_product(op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, blocks: Blocks) -> AnyOperand:
+    """Return numbers of steps, rounded magnitudes of v, with the sign of v, times the step. If a number is not 0, v is at least
+    1/2 in magnitude."""
+    if not blocks.drop:  # twice the step may be Inf
+        return op("Mul", op("Mul", number, sign(op, v, 0.5)), step)
+    return op("Mul", op("Mul", number, op.clip(v, -0.5, 0.5)), op("Mul", step, 2.0))
+
+
+def _rounded(op: Builder[AnyOperand], v: AnyOperand, blocks: Blocks) -> AnyOperand:
+    """Return v rounded to even or half upward, within the bounds. A zero has the sign of v."""
+    if blocks.rounding_mode == HALF_TO_EVEN:
+        number = op("Round", v)
+    else:
+        most = blocks.highest + 1.0
+        v = op.clip(v, -most, most)
+        number = op("Round", v)
+        # The rest of a tie is 1/2 if it was rounded down. All others are at most the float32 below that.
+        below = op("Sub", float(np.nextafter(np.float32(0.5), np.float32(0))), op("Sub", v, number))
+        number = op("Sub", number, op.clip(op("Mul", below, 2.0**25), -1.0, 0.0))
+    return op.clip(number, float(blocks.lowest), float(blocks.highest))
+
+
+# NVIDIA's formats.
+
+
+def nvidia_round_trip(
+    nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
+) -> list[AnyOperand]:
+    """Write NVFP4QuantizeDequantize or MXFP8QuantizeDequantize."""
+    if 0 in _shape(op, inputs[0]):
+        return [inputs[0]]
+    cut, quotient, _, step = _quantized(nvidia, op, inputs, attributes)
+    return [cut.restore(op("Mul", nearest(op, quotient, nvidia.codes), step))]
+
+
+def nvidia_quantizer(
+    nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
+) -> list[AnyOperand]:
+    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. Both cast numbers of the types of codes and scales."""
+    since = 23 if nvidia is NVIDIA_NVFP4 else 19
+    if op.opset < since:
+        raise NoStandardForm(f"opset {op.opset} has no Cast to {nvidia.codes.name}; opset {since} has it")
+    if 0 in _shape(op, inputs[0]):
+        raise NoStandardForm("its x has no elements")
+    cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
+    if not nvidia.codes.has_nan:
+        quotient = op.without_nan(quotient, float(nvidia.codes.highest))
+    codes = op.cast(cut.restore(nearest(op, quotient, nvidia.codes)), nvidia.codes)
+    if nvidia is NVIDIA_NVFP4:
+        return [codes, op.cast(cut.restore_blocks(scale), nvidia.scales)]
+    # A logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
+    exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
+    biased = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
+    return [codes, op.cast(cut.restore_blocks(biased), UINT8)]
+
+
+def _quantized(
+    nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
+) -> tuple[_Cut[AnyOperand], AnyOperand, AnyOperand, AnyOperand]:
+    """Return x in blocks, the quotients to be rounded to codes, the scales of blocks, and their steps (see
+    ``arithmetic.block_functions``)."""
+    x, block = op.cast(inputs[0], FLOAT32), int(attributes["block_size"])
+    cut = _cut(op, x, int(attributes["axis"]) % op.rank(x), block, block, is_padded=False)
+    magnitude, highest = op("Abs", cut.blocks), float(nvidia.codes.highest)
+    largest = op.reduce("ReduceMax", magnitude, cut.elements)
+    if nvidia is NVIDIA_NVFP4:
+        of_tensor = op.reshape(inputs[1], ())
+        scale = op("Div", largest, op("Mul", of_tensor, highest))
+        scale = op("Where", op("Equal", scale, 0.0), 1.0, scale)
+        scale = on_grid(op, op.clip(scale, 2.0**-9, float(nvidia.scales.highest)), nvidia.scales)
+    else:
+        scale = _ceil_power(op, op("Div", largest, highest))
+    if op.may_be_nan(x):  # a maximum need not be NaN, but a sum is; 1 / (1 + Inf) is 0
+        sums = op.reduce("ReduceSum", op("Reciprocal", op("Add", magnitude, 1.0)), cut.elements)
+        scale = op("Add", scale, op("Mul", sums, 0.0))
+    if nvidia is not NVIDIA_NVFP4:
+        return cut, op("Mul", cut.blocks, op("Reciprocal", scale)), scale, scale
+    step = op("Mul", scale, of_tensor)
+    quotient = op("Div", cut.blocks, step)
+    if not _is_usual(inputs[1], nvidia):
+        quotient = op("Where", op("IsNaN", quotient), highest, quotient)
+    return cut, quotient, scale, step
+
+
+def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
+    """Return the least power of two, from 2**-127 to 2**127, that is at least a number from 0 to 2**120, or Inf.
+
+    It is twice the largest power that is at most the next float32 below, which is found with numbers that are not subnormal."""
+    wide = op.clip(op("Mul", number, 2.0**7), 2.0**-120, LARGEST)
+    below = op("Mul", wide, 1 - 2.0**-24)
+    power = op("Mul", power_of_two(op, op("Mul", below, -0.75)), 2.0**-6)
+    of_infinity = op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127)
+    return op("Max", power, of_infinity)
+
+
+def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
+    """Whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
+    if tensor_scale.array is None or tensor_scale.array.size != 1:
+        return False
+    scale = abs(float(tensor_scale.array.reshape(())))
+    return 2.0**-117 <= scale <= LARGEST / (2 * float(nvidia.scales.highest))
+
+
+# Blocks as an axis of a tensor.
+
+
+class _Cut(NamedTuple, Generic[AnyOperand]):
+    """x in blocks: x, padded to whole blocks, in a shape with an axis for the elements of a sub-block, and, if a block has
+    several of these, an axis for them in front of it."""
+
+    op: Builder[AnyOperand]
+    x: AnyOperand
+    axis: int
+    block: int
+    padded: AnyOperand
+    blocks: AnyOperand
+    elements: int  # the axis of the elements
+    has_sub_blocks: bool
+
+    def restore(self, y: AnyOperand) -> AnyOperand:
+        """Return a tensor of the shape of `blocks` in the shape of x."""
+        op, length = self.op, _shape(self.op, self.x)[self.axis]
+        y = self._shaped(y, _shape(op, self.padded)[self.axis], self.padded)
+        if self.padded is self.x:
+            return y
+        return op("Slice", y, int64s(0), int64s(length) if length else _length(op, self.x, self.axis), int64s(self.axis))
+
+    def restore_blocks(self, y: AnyOperand) -> AnyOperand:
+        """Return a tensor of one element a block in the shape of x, but for the number of blocks along the axis."""
+        length = _shape(self.op, self.x)[self.axis]
+        return self._shaped(y, None if length is None else length // self.block, None)
+
+    def _shaped(self, y: AnyOperand, length: int | None, like: AnyOperand | None) -> AnyOperand:
+        """Return a tensor in the shape of x, but for the length of the axis. `like` has that shape, if there is such a
+        tensor."""
+        op, axis, shape = self.op, self.axis, [*_shape(self.op, self.x)]
+        shape[axis] = length
+        if shape.count(None) < 2:
+            return op.reshape(y, [-1 if each is None else each for each in shape])
+        if like is not None:
+            return op("Reshape", y, op("Shape", like))
+        dims = op("Shape", self.x)
+        return op("Reshape", y, _joined(op, dims, axis, [-1 if length is None else length], len(shape)))
+
+
+def _cut(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int, sub_block: int, *, is_padded: bool) -> _Cut[AnyOperand]:
+    """Return x in blocks. `is_padded`: the last block may be shorter; otherwise a run fails then.
+
+    Lengths that are known are constants, and one that is not is what is left. Otherwise those in front of the axis stay."""
+    shape = _shape(op, x)
+    length, before, after = shape[axis], shape[:axis], shape[axis + 1 :]
+    if length is not None and length < block:
+        block = -(-length // sub_block) * sub_block if sub_block < length else length
+        sub_block = min(sub_block, block)
+    padded = _padded(op, x, axis, block) if is_padded and (length is None or length % block) else x
+    count = None if length is None else -(-length // block)
+    parts = [block] if sub_block == block else [block // sub_block, sub_block]
+    tail = [-1] if None in after else [math.prod(after)]  # type: ignore[arg-type]
+    if count is not None and None not in before:
+        head = [math.prod(before) * count]  # type: ignore[arg-type]
+    elif count is not None and None not in after and before.count(None) == 1:
+        head = [-1]
+    else:
+        head = [*[0] * axis, -1 if count is None else count]
+    tail = [] if tail == [1] else tail
+    if (*head, *tail).count(-1) < 2:
+        blocks = op.reshape(padded, (*head, *parts, *tail))
+    else:
+        blocks = op("Reshape", padded, _joined(op, op("Shape", padded), axis, [-1, *parts], len(shape)))
+    return _Cut(op, x, axis, block, padded, blocks, len(head) + len(parts) - 1, len(parts) > 1)
+
+
+def _padded(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> AnyOperand:
+    """Return x with zeros behind it along an axis, so that its length is whole blocks."""
+    length, in_front, behind = _shape(op, x)[axis], [0] * (op.rank(x) + axis), [0] * (op.rank(x) - axis - 1)
+    if length is not None:
+        return op("Pad", x, int64s(*in_front, -length % block, *behind))
+    missing = op("Mod", op("Neg", _length(op, x, axis)), int64s(block))
+    return op("Pad", x, op("Concat", int64s(*in_front), missing, *([int64s(*behind)] if behind else []), axis=0))
+
+
+def _length(op: Builder[AnyOperand], x: AnyOperand, axis: int) -> AnyOperand:
+    """Return the length of an axis, as a tensor of one element."""
+    return op("Gather", op("Shape", x), int64s(axis), axis=0)
+
+
+def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Sequence[int], rank: int) -> AnyOperand:
+    """Return the lengths `dims` with others instead of that of an axis."""
+    parts: list[Any] = [int64s(*instead)]
+    if axis > 0:
+        parts.insert(0, op("Slice", dims, int64s(0), int64s(axis), int64s(0)))
+    if axis < rank - 1:
+        parts.append(op("Slice", dims, int64s(axis + 1), int64s(rank), int64s(0)))
+    return op("Concat", *parts, axis=0)
+
+
+def _shape(op: Builder[AnyOperand], x: AnyOperand) -> list[int | None]:
+    op.rank(x)  # raises NoStandardForm
+    return list(op.shape(x) or ())
+
+
+def _type_of(x: AnyOperand) -> ElementType:
+    if x.element_type is None:
+        raise NoStandardForm("the type of its x is not known")
+    return x.element_type
