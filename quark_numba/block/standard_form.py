@@ -62,19 +62,23 @@ def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0)
     -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN."""
     negative = op("Mul", op("Abs", cut.blocks), -0.75)
     finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
-    return power_of_two(op, op.reduce("ReduceMin", finite, cut.elements), factor)
+    return power_of_two(op, op("Neg", op.reduce("ReduceMin", finite, cut.elements)), factor)
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
-    """Write Microscaling formats of floats. The quotient by the power, rather than by the scale, is below 2, and the values of
-    the element type are taken times 2**-drop.
+    """Write Microscaling formats of floats. The quotients are by a step, the unit of a code's value is 2**-drop powers.
 
-    A rounded magnitude saturates by a difference that is less than infinite, so that Inf stays."""
-    power, unit = _powers(op, cut), 2.0**-drop
-    v = op("Mul", cut.blocks, op("Reciprocal", power))
-    number = on_grid(op, op("Abs", v), element, unit)
-    number = _at_most(op, number, float(element.highest) * unit, 2.0)
-    return op("Mul", op("Mul", number, sign(op, v, 0.5 * least_step(element) * unit)), power)
+    A result that is not 0 has a quotient of at least half of the distance of the least values, so the quotient between these
+    bounds has the sign, times a power of two. Steps are chosen so that the two powers cancel: the step may be the power in the
+    end. The rounded magnitude saturates by a difference that is less than infinite, so that Inf stays."""
+    least = 0.5 * least_step(element) * 2.0**-drop  # of quotients by the power
+    steps = 2.0 ** -(math.floor(math.log2(least)) // 2)  # in a power
+    unit = steps * 2.0**-drop
+    step = _powers(op, cut, 1 / steps)
+    v = op("Div", cut.blocks, step)
+    number = _at_most(op, on_grid(op, op("Abs", v), element, unit), float(element.highest) * unit, 2.0 * steps)
+    signed = op("Mul", number, op.clip(v, -least * steps, least * steps))
+    return op("Mul", signed, op("Mul", step, 1 / (least * steps)))
 
 
 def _at_most(op: Builder[AnyOperand], number: AnyOperand, highest: float, most: float) -> AnyOperand:
@@ -107,7 +111,7 @@ def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Bloc
     kept = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL)
     flushed = op("Mul", kept, sign(op, cut.blocks, 2.0**-126))
     largest = op.reduce("ReduceMax", kept, cut.elements)
-    step = power_of_two(op, op("Mul", largest, -0.75), 2.0**-blocks.drop)
+    step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-blocks.drop)
     nothing = op.reduce("ReduceSum", op("Mul", cut.blocks, 0.0), cut.elements)  # 0, or NaN
     if cut.has_sub_blocks:
         step_of_block = op.reduce("ReduceMax", step, cut.elements - 1)
@@ -159,18 +163,15 @@ def nvidia_round_trip(
 def nvidia_quantizer(
     nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 ) -> list[AnyOperand]:
-    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. Both cast numbers of the types of codes and scales."""
-    since = 23 if nvidia is NVIDIA_NVFP4 else 19
-    if op.opset < since:
-        raise NoStandardForm(f"opset {op.opset} has no Cast to {nvidia.codes.name}; opset {since} has it")
+    """Write TRT_MXFP8DynamicQuantize. The codes of TRT_FP4DynamicQuantize could not be cast to their type."""
+    if nvidia is NVIDIA_NVFP4:
+        raise NoStandardForm(f"no execution provider of ONNX Runtime has a Cast to {nvidia.codes.name}")
+    if op.opset < 19:
+        raise NoStandardForm(f"opset {op.opset} has no Cast to {nvidia.codes.name}; opset 19 has it")
     if 0 in _shape(op, inputs[0]):
         raise NoStandardForm("its x has no elements")
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
-    if not nvidia.codes.has_nan:
-        quotient = op.without_nan(quotient, float(nvidia.codes.highest))
     codes = op.cast(cut.restore(nearest(op, quotient, nvidia.codes)), nvidia.codes)
-    if nvidia is NVIDIA_NVFP4:
-        return [codes, op.cast(cut.restore_blocks(scale), nvidia.scales)]
     # A logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
     exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
     biased = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
@@ -211,7 +212,7 @@ def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
     It is twice the largest power that is at most the next float32 below, which is found with numbers that are not subnormal."""
     wide = op.clip(op("Mul", number, 2.0**7), 2.0**-120, LARGEST)
     below = op("Mul", wide, 1 - 2.0**-24)
-    power = op("Mul", power_of_two(op, op("Mul", below, -0.75)), 2.0**-6)
+    power = op("Mul", power_of_two(op, op("Mul", below, 0.75)), 2.0**-6)
     of_infinity = op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127)
     return op("Max", power, of_infinity)
 

@@ -16,21 +16,19 @@ from .standard_form import Builder
 MANTISSA_BITS = 23
 
 LARGEST = float(np.finfo(np.float32).max)
-LEAST_POWER = 2.0**-127
 
 
 def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.0) -> AnyOperand:
-    """Return the largest power of two that is at most t, at least 2**-127, times `factor`, another one up to 1. `number` is
-    -3/4 * t, a product that was rounded to float32.
+    """Return the largest power of two that is at most t, but at least 2**-127, times `factor`, another one up to 1. `number` is
+    3/4 * t, rounded to float32, for t from 0 to the largest float32.
 
-    3/4 * t is rounded to one bit. Let p be the power: 3/4 * t is from 3/4 * p on, a tie that is rounded to p because p / 2 is
-    odd there, and below 3/2 * p. The anchor is 2**23 times the number, or 2**-23 of the number is subtracted from it. Neither
-    has the range of float32: the one gives the power up to 1, the other one from 1 on. Their product is the result."""
-    small, large = op.clip(number, -0.75, -0.75 * LEAST_POWER), op.clip(number, -LARGEST, -0.75)
-    anchor = op("Mul", small, 2.0**MANTISSA_BITS)
-    small = op("Sub", anchor, op("Sub", anchor, small))
-    large = op("Sub", large, op("Sub", large, op("Mul", large, 2.0**-MANTISSA_BITS)))
-    return op("Mul", small, op("Mul", large, 2.0**MANTISSA_BITS * factor))
+    Let the power be p: the number is from 3/4 * p on, and below 3/2 * p. The float32 numbers from p on are 2**-23 * p apart,
+    those below it half of that. The number less its product with 1 - 2**-23, which is rounded, is 2**-23 * p: from 3/4 to 3/2
+    of 2**-23 * p is subtracted before rounding, and 3/4 is a tie, because 3/4 * p is even. For subnormal t the number becomes
+    0, and the power the least one."""
+    number = op("ThresholdedRelu", number, alpha=0.75 * 2.0**-126 - 2.0**-149)
+    unit = op("Sub", number, op("Mul", number, 1 - 2.0**-MANTISSA_BITS))
+    return op.clip(op("Mul", unit, 2.0**MANTISSA_BITS * factor), 2.0**-127 * factor, LARGEST)
 
 
 def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:

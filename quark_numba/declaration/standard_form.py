@@ -117,11 +117,10 @@ class Builder(ABC, Generic[AnyOperand]):
         It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
         if not is_constant(number):
             return self("Add", x, number)
-        if bool(np.all((number == 0) & np.signbit(number))):
+        bits = np.asarray(number, np.float32).view(np.uint32)
+        if bool(np.all(bits == 1 << 31)):
             return x
-        if bool(np.any(number)) or bool(np.any(np.signbit(number))):
-            return self("Sub", x, -number)
-        return self.with_positive_zero(x)
+        return self("Sub", x, -number) if bool(np.any(bits)) else self.with_positive_zero(x)
 
     def at_least(self, x: AnyOperand, bound: Given) -> AnyOperand:
         """Return whether x >= bound, float32, for an operand or a constant array."""

@@ -57,7 +57,8 @@ class Bounds:
             return math.inf
         if (id(tensor), reduce) not in self._constants:
             array = self.graph.array(value)
-            result = reduce(array.astype(np.float64)) if array is not None and array.size else math.inf
+            with np.errstate(invalid="ignore"):  # signalling NaN
+                result = reduce(array.astype(np.float64)) if array is not None and array.size else math.inf
             self._constants[id(tensor), reduce] = result if math.isfinite(result) else math.inf
         return self._constants[id(tensor), reduce]
 

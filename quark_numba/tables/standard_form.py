@@ -42,9 +42,11 @@ def write(op: Builder[AnyOperand], operation: str, inputs: Sequence[AnyOperand],
 
 
 def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: NDArray[Any]) -> AnyOperand:
-    if not thresholds.shape[1]:
+    table = np.sort(thresholds, axis=1)  # NaN comes last
+    table = table[:, ~np.all(np.isnan(table), axis=0)]
+    if not table.size:
         return op("Expand", 0.0, op("Shape", x))
-    rows, table = _Rows(op, applied, x, thresholds, ()), np.sort(thresholds, axis=1)
+    rows = _Rows(op, applied, x, thresholds, ())
     if table.shape[1] > _FEW:
         index, first = _search(op, x, table, rows)
         return op.cast(index if first.ndim == 0 else op("Sub", index, first), FLOAT32)

@@ -1,0 +1,39 @@
+"""Models of other quantizers, and of Quark's other operators, as they are, in ONNX's standard operators."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import feeds_of, session
+from oracle import assert_same_bits
+from other_quantizers import expectation, models_of
+from paths import MODELS
+from standard_models import in_standard_operators, plain_session
+
+from quark_numba import optimize
+from quark_numba.catalog import OPERATORS
+
+pytestmark = pytest.mark.compiled
+
+PATHS = models_of("qonnx", "mct", "nvidia", "channels_last")
+PATHS += [MODELS / f"{name}.onnx" for name in ("style_bf16", "style_xint8")]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.by_default(6)
+def test_models(path):
+    """They have the bits of drop-in sessions, on the vendors' inputs and on random ones. QONNX's models list their parameters
+    as inputs. No runtime has QONNX's operators with channels on the last axis, which are rewritten for both sessions."""
+    source = onnx.load(path)
+    if path.stem == "nvfp4_m" and not OPERATORS.find("quark_numba", "NVFP4QuantizeDequantize").standard_form:
+        pytest.skip("the family has no standard forms yet")
+    drop_in = optimize(source) if path.parent.name == "channels_last" else source
+    standard = in_standard_operators(source, keep_initializers_as_inputs=False)
+    sessions = plain_session(standard), session(drop_in, level="DISABLE_ALL", threads=1, standard_ops=True)
+    feeds = feeds_of(sessions[0], 2)
+    fed = [feeds, {name: 100 * x for name, x in feeds.items()}]
+    if path.parent != MODELS:
+        fed.append(expectation(path)[0])
+    for each in fed:
+        for actual, expected in zip(*(made.run(None, each) for made in sessions), strict=True):
+            assert_same_bits(actual, expected)
+            assert not np.all(np.isnan(expected))
