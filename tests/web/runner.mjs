@@ -1,6 +1,6 @@
-// Runs models in ONNX Runtime Web: node runner.mjs ENVIRONMENT BUILD [BROWSER]. Each line of the standard input is a job of
-// `runs.mjs`, or {url, selector}: a page to open, until it has an element. Each line of the standard output is a result.
-// BUILD is a build of onnxruntime-web. Without the path of a browser, models run in Node.
+// Runs models in ONNX Runtime Web: node runner.mjs ENVIRONMENT [BROWSER]. Each line of the standard input is a job of `runs.mjs`,
+// or {url, selector}: a page to open, until it has an element. Each line of the standard output is a result. Models run in Node or,
+// with the path of a browser, there, in the build of the job's execution provider.
 
 import { createReadStream, existsSync } from "node:fs";
 import { createServer } from "node:http";
@@ -9,12 +9,12 @@ import { dirname, extname, join } from "node:path";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
-const [environment, build, browser] = process.argv.slice(2);
+const [environment, browser] = process.argv.slice(2);
 const folder = dirname(process.argv[1]);
 
 async function inNode() {
   const { run } = await import("./runs.mjs");
-  const ort = await import(pathToFileURL(join(environment, "node_modules/onnxruntime-web/dist", `ort.${build}.min.mjs`)));
+  const ort = await import(pathToFileURL(join(environment, "node_modules/onnxruntime-web/dist", "ort.node.min.mjs")));
   ort.env.wasm.numThreads = 1;
   return { answer: job => run(ort, job), close: () => {} };
 }
@@ -34,19 +34,21 @@ async function inBrowser() {
   const { chromium } = createRequire(join(environment, "package.json"))("playwright-core");
   const args = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
   const opened = await chromium.launch({ executablePath: browser, args });
-  const page = await opened.newPage();
-  page.setDefaultTimeout(0);
-  page.on("console", message => console.error(message.text()));
-  page.on("pageerror", error => console.error(error.message));
+  const pages = {};
+  const pageOf = async build => {
+    const page = await opened.newPage();
+    page.on("console", message => console.error(message.text()));
+    await page.goto(`http://127.0.0.1:${server.address().port}/`);
+    await page.evaluate(async build => {
+      globalThis.ort = await import(`/node_modules/onnxruntime-web/dist/ort.${build}.min.mjs`);
+      ort.env.wasm.numThreads = 1;
+    }, build);
+    return page;
+  };
   const run = async job => {
-    if (page.url() === "about:blank") {
-      await page.goto(`http://127.0.0.1:${server.address().port}/`);
-      await page.evaluate(async build => {
-        globalThis.ort = await import(`/node_modules/onnxruntime-web/dist/ort.${build}.min.mjs`);
-        ort.env.wasm.numThreads = 1;
-      }, build);
-    }
-    return page.evaluate(async job => (await import("/runs.mjs")).run(ort, job), job);
+    const [build] = job.options.executionProviders;
+    pages[build] ??= await pageOf(build);
+    return pages[build].evaluate(async job => (await import("/runs.mjs")).run(ort, job), job);
   };
   const open = async ({ url, selector }) => {
     const other = await opened.newPage();

@@ -22,14 +22,12 @@ class WebRuntime:
 
     Parameters
     ----------
-    build : str
-        The build of onnxruntime-web: "node", or in a browser "wasm" or "webgpu".
     browser : path, optional
         Chromium's. Without it, models run in Node.
     """
 
-    def __init__(self, build, browser=None):
-        command = ["node", RUNNER, PLACE, build, *([browser] if browser else [])]
+    def __init__(self, browser=None):
+        command = ["node", RUNNER, PLACE, *([browser] if browser else [])]
         self._process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):
