@@ -14,6 +14,7 @@ import numpy as np
 import oracle
 import pytest
 import samples
+from marks import default_of
 from onnx import helper
 from onnx_models import model, session
 from other_quantizers import expectation
@@ -32,6 +33,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (PLACE / "made_of").exists(), reason=f"no environment: tests/web/make_environment.sh {PLACE}"),
 ]
+
+
+# Of outputs, relative to the largest. Measured: 1e-6, and 5e-4 for float16.
+TOLERANCE = 1e-2
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +58,37 @@ def web(request):
     run = functools.partial(request.getfixturevalue(place).run, provider=provider)
     run.provider = provider
     return run
+
+
+# The example.
+
+
+@pytest.fixture(scope="session")
+def address():
+    """The address of the page of `examples/web`, which a server has on this machine."""
+    command = [sys.executable, ROOT / "examples" / "web" / "serve.py", "--port", "0", "--packages", PLACE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+@pytest.mark.parametrize(("query", "images"), [("?model=bf16", 6), ("?model=bf16&provider=webgpu&images=1", 1)])
+def test_example(query, images, address, browser):
+    assert address.startswith("http://127.0.0.1:")
+    text = browser.ask({"url": address + query, "selector": "#done"})["text"]
+    rows = [line.split() for line in text.splitlines() if re.match(r"\d\s", line)]
+    assert [row[0] for row in rows] == [*map(str, range(images))]
+    outputs, expected = (np.array([row[k : k + 2] for row in rows], float) for k in (1, 3))
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=TOLERANCE)
+    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+        np.testing.assert_allclose(expected, arrays["bf16"][:images], rtol=0, atol=1e-6)
+    assert "Largest difference: " in text
+
+
+def test_example_that_fails(address, browser):
+    """The page says so."""
+    text = browser.ask({"url": f"{address}?model=nothing", "selector": "#done"})["text"]
+    assert "Failed: " in text
 
 
 # Nodes.
@@ -149,10 +185,6 @@ def without_subnormal(x, scale, y, expected):
 # Whole models.
 
 
-# Of outputs, relative to the largest. Measured: 1e-6, and 5e-4 for float16.
-TOLERANCE = 1e-2
-
-
 def inputs_of(path):
     """Return the inputs of a test model by name, a batch of one if it takes one."""
     if path.parent != MODELS:
@@ -162,9 +194,30 @@ def inputs_of(path):
         return {"x": arrays["x"][:1] if name == "textline_cls" else arrays["x"][0]}
 
 
-@pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.stem)
-def test_models(path, node):
-    assert_same_nodes(path, node.run)
+PATHS = {path.stem: path for path in sorted(MODELS.rglob("*.onnx"))}
+
+# One of each kind.
+BY_DEFAULT = (
+    *(f"textline_cls_{variant}" for variant in ("a8w8", "bf16", "bfp16", "fp16", "mxfp8", "u32")),
+    *(
+        "block_w4a8",
+        "cnn_1d",
+        "cnn_w8a8",
+        "float_e4m3",
+        "fp8_m",
+        "mct_lut",
+        "mct_probe",
+        "modes",
+        "nvfp4_m",
+        "ort_cnn_a16w8_ms",
+    ),
+    *("style_bf16", "tagger_u16", "trunc"),
+)
+
+
+@pytest.mark.parametrize("name", default_of(PATHS, *BY_DEFAULT))
+def test_models(name, node):
+    assert_same_nodes(PATHS[name], node.run)
 
 
 @pytest.mark.parametrize("variant", ["bf16", "u32"])
@@ -175,31 +228,33 @@ def test_models_on_webgpu(variant, browser):
 
 
 def assert_same_nodes(path, run, operators="standard"):
-    """Assert that each quantization node gives the bits that it gives in a drop-in session with the same input. Convolutions
-    add up in another order, so that outputs differ where a rounding flips."""
+    """Assert that each quantization node gives the bits that it gives in a session of the package with the same input.
+    Convolutions add up in another order, so that outputs differ where a rounding flips."""
     try:
         standard = optimize(path, operators=operators, keep_initializers_as_inputs=False)
     except ModelError as error:
         pytest.skip(str(error))
+    fused = optimized(path, qdq="float", regions=False, keep_initializers_as_inputs=False).model
+    nodes = quantization_nodes(fused, {name for each in standard.graph.node for name in each.output})
+    names = [each.name for each in (*nodes.graph.input, *nodes.graph.output)]
+    assert bool(names) is (path.stem != "textline_cls_float")
     feeds = inputs_of(path)
-    quantization = quantization_nodes(path, {name for each in standard.graph.node for name in each.output})
-    names = [each.name for each in (*quantization.graph.input, *quantization.graph.output)]
-    assert bool(names) is ("float" not in path.stem.split("_")[-1])
     values = run(with_outputs(standard, names), feeds)
     if names:
-        drop_in = session(quantization, standard_ops=True, level="DISABLE_ALL")
-        inputs = {each.name: values.get(each.name, feeds.get(each.name)) for each in quantization.graph.input}
-        for each, expected in zip(quantization.graph.output, drop_in.run(None, inputs), strict=True):
+        inputs = {each.name: values.get(each.name, feeds.get(each.name)) for each in nodes.graph.input}
+        for each, expected in zip(nodes.graph.output, in_package(nodes).run(None, inputs), strict=True):
             oracle.assert_same_bits(values[each.name], expected)
-    drop_in = session(path, standard_ops=True, level="DISABLE_ALL")
-    for each, expected in zip(standard.graph.output, drop_in.run(None, feeds), strict=True):
-        np.testing.assert_allclose(values[each.name], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    for each, expected in zip(standard.graph.output, in_package(fused).run(None, feeds), strict=True):
+        largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+        np.testing.assert_allclose(values[each.name], expected, rtol=0, atol=TOLERANCE * largest)
 
 
-def quantization_nodes(path, names):
-    """Return the quantization nodes of a model apart, whose inputs and outputs have these names: values that other nodes make
-    are inputs of the graph."""
-    fused = optimized(path, qdq="float", regions=False, keep_initializers_as_inputs=False).model
+in_package = functools.partial(session, standard_ops=True, level="DISABLE_ALL")
+
+
+def quantization_nodes(fused, names):
+    """Return the quantization nodes of a model apart, whose outputs have these names: values that other nodes make are inputs
+    of the graph."""
     standard = {"", "com.microsoft"}
     nodes = [each for each in fused.graph.node if each.domain not in standard and {*each.output} <= names]
     made = {name for each in nodes for name in each.output}
@@ -212,34 +267,3 @@ def quantization_nodes(path, names):
         initializers=[initializers[name] for name in taken if name in initializers],
         opset=next(each.version for each in fused.opset_import if not each.domain),
     )
-
-
-# The example.
-
-
-@pytest.fixture(scope="session")
-def address():
-    """The address of the page of `examples/web`, which a server has on this machine."""
-    command = [sys.executable, ROOT / "examples" / "web" / "serve.py", "--port", "0", "--packages", PLACE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        yield server.stdout.readline().strip()
-        server.terminate()
-
-
-@pytest.mark.parametrize(("query", "images"), [("?model=bf16", 6), ("?model=bf16&provider=webgpu&images=1", 1)])
-def test_example(query, images, address, browser):
-    assert address.startswith("http://127.0.0.1:")
-    text = browser.ask({"url": address + query, "selector": "#done"})["text"]
-    rows = [line.split() for line in text.splitlines() if re.match(r"\d\s", line)]
-    assert [row[0] for row in rows] == [*map(str, range(images))]
-    outputs, expected = (np.array([row[k : k + 2] for row in rows], float) for k in (1, 3))
-    np.testing.assert_allclose(outputs, expected, rtol=0, atol=TOLERANCE)
-    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
-        np.testing.assert_allclose(expected, arrays["bf16"][:images], rtol=0, atol=1e-6)
-    assert "Largest difference: " in text
-
-
-def test_example_that_fails(address, browser):
-    """The page says so."""
-    text = browser.ask({"url": f"{address}?model=nothing", "selector": "#done"})["text"]
-    assert "Failed: " in text
