@@ -58,6 +58,11 @@ class Builder(ABC, Generic[AnyOperand]):
     def is_beside_product(self) -> bool:
         """Whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
 
+    @property
+    @abstractmethod
+    def signs_of_zeros_matter(self) -> bool:
+        """Whether 0 and -0 in the node's output may make a difference."""
+
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NoStandardForm if it is not known."""
         shape = self.shape(x)

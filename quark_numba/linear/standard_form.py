@@ -38,6 +38,8 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
         zero_point = _zero_point(op, meaning, FLOAT32)
         return op.product(code if zero_point is None else op("Sub", code, zero_point), scale)
     q = _within(op, op("Round", _quotient(op, meaning, FLOAT32)), meaning, codes)
+    if not op.signs_of_zeros_matter:
+        return op.product(q, scale)
     if isinstance(scale, np.ndarray) and bool(np.all(scale > 0)):
         return op("Sub", 0.0, op("Mul", q, -scale))  # 0 - -0 is 0
     return op.product(op.with_positive_zero(q), scale)
@@ -118,7 +120,8 @@ def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementTyp
     zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
     is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
     if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
-        return op.with_positive_zero(op.clip(v, *bounds) if is_limited else v)
+        v = op.clip(v, *bounds) if is_limited else v
+        return op.with_positive_zero(v) if op.signs_of_zeros_matter else v
     v = op.plus(v, zero_point)
     return op.clip(v, *bounds) if is_limited else v
 

@@ -18,18 +18,9 @@ from ..element_types import BFLOAT16
 from .graph import Graph
 from .nodes import Operand
 from .round_trips import is_exact
+from .signs_of_zeros import MOVE_ALL, MOVE_FIRST, signs_of_zeros_are_lost
 
 REPEATED = "dropped: an equal one rounded its x already"
-
-# ONNX's operators whose outputs have only elements of their first input, or of all inputs.
-_MOVE_FIRST = (
-    *("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice"),
-    *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-)
-_MOVE_ALL = ("Concat",)
-
-# ONNX's operators that add products up, beginning with 0. As 0 plus -0 is 0, no sign of a zero in a factor affects the sum.
-_PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def rewrite(graph: Graph) -> None:
@@ -41,7 +32,7 @@ def rewrite(graph: Graph) -> None:
         codes = round_trip.element_type
         if not _is_rounded(graph, node.x, round_trip, rounded):
             continue
-        if (codes and codes.is_integer) or _signs_of_zeros_are_lost(graph, node.y):
+        if (codes and codes.is_integer) or signs_of_zeros_are_lost(graph, node.y):
             node.y.replace_all_uses_with(node.x)
             graph.remove(node, REPEATED)
 
@@ -84,9 +75,9 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], round
             continue
         if producer.domain or graph.node(producer):
             return False
-        if producer.op_type in _MOVE_ALL:
+        if producer.op_type in MOVE_ALL:
             sources = producer.inputs
-        elif producer.op_type in _MOVE_FIRST or _keeps_rounded(graph, producer, round_trip):
+        elif producer.op_type in MOVE_FIRST or _keeps_rounded(graph, producer, round_trip):
             sources = producer.inputs[:1]
         else:
             return False
@@ -103,29 +94,6 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], round
 def _is_equal(before: RoundTrip[Operand], round_trip: RoundTrip[Operand]) -> bool:
     is_same_type = before.element_type is round_trip.element_type and before.saturate == round_trip.saturate
     return is_same_type and not before.has_other_type and round_trip.has_same_parameters(before)
-
-
-def _signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
-    """Whether all nodes that use a value, or a value that nodes only moved its elements to, return the same bits for both signs
-    of zeros: products, and round trips, which turn -0 into 0."""
-    waiting, seen = [y], {y}
-    while waiting:
-        value = waiting.pop()
-        if value.is_graph_output():
-            return False
-        for user, index in value.uses():
-            behind = graph.meaning(graph.node(user))
-            if isinstance(behind, RoundTrip) and index == 0 and behind.element_type is not None:
-                if behind.element_type.is_integer or behind.is_symmetric:
-                    continue
-                return False
-            if user.domain or user.op_type not in (*_PRODUCTS, *_MOVE_FIRST, *_MOVE_ALL):
-                return False
-            if user.op_type not in _PRODUCTS:
-                new = [output for output in user.outputs if output not in seen]
-                seen.update(new)
-                waiting += new
-    return True
 
 
 def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:

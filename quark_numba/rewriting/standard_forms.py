@@ -22,6 +22,7 @@ from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
+from .signs_of_zeros import signs_of_zeros_are_lost
 
 # In which operators a model is written: those of this package, ONNX's alone, or those of them that WebGPU has.
 Operators = Literal["custom", "standard", "webgpu"]
@@ -162,6 +163,10 @@ class _Nodes(Builder[Operand]):
     @functools.cached_property
     def is_beside_product(self) -> bool:
         return _is_beside_product(self._node.node)
+
+    @functools.cached_property
+    def signs_of_zeros_matter(self) -> bool:
+        return not signs_of_zeros_are_lost(self._graph, self._node.y)
 
     def drop(self) -> None:
         """Take back what was written."""
