@@ -25,10 +25,11 @@ def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.
     Let the power be p: the number is from 3/4 * p on, and below 3/2 * p. The float32 numbers from p on are 2**-23 * p apart,
     those below it half of that. The number less its product with 1 - 2**-23, which is rounded, is 2**-23 * p: from 3/4 to 3/2
     of 2**-23 * p is subtracted before rounding, and 3/4 is a tie, because 3/4 * p is even. For subnormal t the number becomes
-    0, and the power the least one."""
+    0, and the power the least one. WebGPU may take a subnormal unit for 0, so the least power is 2**-103 there."""
     number = op("ThresholdedRelu", number, alpha=0.75 * 2.0**-126 - 2.0**-149)
     unit = op("Sub", number, op("Mul", number, 1 - 2.0**-MANTISSA_BITS))
-    return op.clip(op("Mul", unit, 2.0**MANTISSA_BITS * factor), 2.0**-127 * factor, LARGEST)
+    least = 2.0**-103 if op.is_for_webgpu else 2.0**-127
+    return op.clip(op("Mul", unit, 2.0**MANTISSA_BITS * factor), least * factor, LARGEST)
 
 
 def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
