@@ -142,8 +142,9 @@ def optimize(
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
         "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
         this package. "auto" means "float" then. What other custom operators a model has stay as they are. "webgpu": as
-        "standard", and without Casts to float types, which ONNX Runtime Web has for WebAssembly alone: x is rounded to such a
-        type by some 10 operators of float32.
+        "standard", for WebGPU in ONNX Runtime Web, which lacks Casts to float types: round trips through such types are
+        written in arithmetic of float32. Subnormal numbers may become 0 on WebGPU, so blocks whose largest magnitude is below
+        2**-103 are rounded as if it was that.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
