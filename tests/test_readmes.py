@@ -24,6 +24,7 @@ from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
+READMES = [path for path in READMES if "node_modules" not in path.parts]
 OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "quark_numba/PERFORMANCE.md"))
 PAGES = [*READMES, *OTHERS, *sorted((ROOT / ".github").rglob("*.md"))]
 

@@ -26,10 +26,10 @@ def add_parser(commands: Any) -> None:
     arguments.add_qdq(parser)
     parser.add_argument(
         "--operators",
-        choices=("custom", "standard"),
+        choices=("custom", "standard", "webgpu"),
         default="custom",
         help="custom: this package's operators, the fastest on the CPU; standard: ONNX's operators alone, for any execution "
-        "provider and without this package (default: %(default)s)",
+        "provider and without this package; webgpu: those of them that ONNX Runtime Web has on a GPU (default: %(default)s)",
     )
     parser.add_argument(
         "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"
@@ -54,7 +54,7 @@ def _optimize(options: argparse.Namespace) -> int:
             regions=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
-        if options.operators == "standard":
+        if options.operators != "custom":
             result.check_is_standard()
         result.save(options.out)
     if _is_output(options.out):

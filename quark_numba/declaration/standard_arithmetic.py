@@ -26,10 +26,11 @@ def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.
     those below it half of that. The number less its product with 1 - 2**-23, which is rounded, is 2**-23 * p: from 3/4 to 3/2
     of 2**-23 * p is subtracted before rounding, and 3/4 is a tie, because 3/4 * p is even. For subnormal t the number becomes
     0, and the power the least one. Abs changes nothing, but keeps a compiler from a fused multiply-add, which would not round
-    the product."""
+    the product. WebGPU may take a subnormal unit for 0, so the least power is 2**-103 there."""
     number = op("ThresholdedRelu", number, alpha=0.75 * 2.0**-126 - 2.0**-149)
     unit = op("Sub", number, op("Abs", op("Mul", number, 1 - 2.0**-MANTISSA_BITS)))
-    return op.clip(op("Mul", unit, 2.0**MANTISSA_BITS * factor), 2.0**-127 * factor, LARGEST)
+    least = 2.0**-103 if op.is_for_webgpu else 2.0**-127
+    return op.clip(op("Mul", unit, 2.0**MANTISSA_BITS * factor), least * factor, LARGEST)
 
 
 def one_where_zero(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
@@ -43,6 +44,23 @@ def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -
     A zero has the sign of v, if the type has -0, and else is 0."""
     magnitude = op.clip(op("Abs", v), 0.0, float(element_type.highest))
     y = op("Mul", on_grid(op, magnitude, element_type), sign(op, v, 0.5 * least_step(element_type)))
+    return y if element_type.has_negative_zero else op.with_positive_zero(y)
+
+
+def saturated(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
+    """Return the nearest values of a float type of at most 16 bits, half to even and saturated. NaN stays, and -0 becomes 0.
+
+    That is fewer nodes than ``nearest`` and a limit, for providers on which all operators take the same time; and no Clip has
+    to keep NaN. The exponents of bfloat16 are those of float32, so its numbers above 1 are made smaller, or the anchor would
+    be Inf."""
+    shift = 2.0 ** (MANTISSA_BITS - element_type.mantissa_bits)
+    t, scale = op("Min", op("Abs", v), float(element_type.highest)), None
+    if shift * float(element_type.highest) > LARGEST:
+        scale = op("Where", op("Greater", t, 1.0), 0.5 / shift, 1.0)
+        t = op("Mul", t, scale)
+    anchor = op("Max", op("Mul", t, shift), 3.0 * 2.0**22 * least_step(element_type))
+    y = op("Sub", anchor, op("Sub", anchor, t))
+    y = op("Mul", y if scale is None else op("Div", y, scale), op("Sign", v))
     return y if element_type.has_negative_zero else op.with_positive_zero(y)
 
 

@@ -33,10 +33,13 @@ class Builder(ABC, Generic[AnyOperand]):
     ----------
     opset : int
         The model's version of ONNX's operators.
+    is_for_webgpu : bool
+        Whether the model is written for WebGPU in ONNX Runtime Web. It has no Cast to bfloat16, to float8 or to float64, and
+        to float16 only on some devices; and its Clip does not keep NaN.
     """
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
+    def __init__(self, opset: int, is_for_webgpu: bool = False) -> None:
+        self.opset, self.is_for_webgpu = opset, is_for_webgpu
 
     @abstractmethod
     def __call__(self, op_type: str, *inputs: Given, **attributes: Any) -> AnyOperand:
@@ -74,7 +77,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
     def clip(self, x: AnyOperand, low: NDArray[Any] | float, high: NDArray[Any] | float) -> AnyOperand:
         """Return x between constant bounds of x's type, which broadcast to x. NaN stays."""
-        if np.size(low) == np.size(high) == 1:
+        if np.size(low) == np.size(high) == 1 and not (self.is_for_webgpu and self.may_be_nan(x)):
             if self.opset < 11:
                 return self("Clip", x, min=float(np.reshape(low, ())), max=float(np.reshape(high, ())))
             return self("Clip", x, *(bound.reshape(()) if isinstance(bound, np.ndarray) else bound for bound in (low, high)))

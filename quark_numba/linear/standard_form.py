@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
-from ..declaration.standard_arithmetic import least_step, nearest
+from ..declaration.standard_arithmetic import least_step, nearest, saturated
 from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
@@ -90,14 +90,22 @@ def _float_code(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
 def _code_as_float32(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
     """Return the value of a code of a float type. Types of 8 bits and less need no Cast, which many opsets and execution
     providers lack."""
+    if op.is_for_webgpu and _saturates(meaning, codes):
+        v, zero_point = _quotient(op, meaning, FLOAT32), _zero_point(op, meaning, FLOAT32)
+        v = _without_nan(op, v if zero_point is None else op.plus(v, zero_point), codes)
+        return saturated(op, v, codes)
     if codes.bits > 8:
         return op.cast(_float_code(op, meaning, codes), FLOAT32)
-    v = _sum(op, meaning, codes)
-    if codes.nan_substitute is not None:
-        instead = codes.code_values[codes.nan_substitute]
-        v = op.without_nan(v, instead or -least_step(codes) / 4)  # -0 might become 0
+    v = _without_nan(op, _sum(op, meaning, codes), codes)
     y = nearest(op, v, codes)
     return y if _saturates(meaning, codes) else _with_overflow(op, v, y, codes)
+
+
+def _without_nan(op: Builder[AnyOperand], v: AnyOperand, codes: ElementType) -> AnyOperand:
+    """Return v with a number in the place of NaN that is rounded to what NaN becomes in a type without NaN."""
+    if codes.nan_substitute is None:
+        return v
+    return op.without_nan(v, codes.code_values[codes.nan_substitute] or -least_step(codes) / 4)  # -0 might become 0
 
 
 def _saturates(meaning: Affine[AnyOperand], codes: ElementType) -> bool:

@@ -40,6 +40,7 @@ class Graph(Nodes):
         replaced: frozenset[str] = frozenset(),
         integers: Integers = "nowhere",
         providers: Collection[str] = (),
+        operators: str = "custom",
     ) -> None:
         if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they have to be inputs, and are constants
             for value in [value for value in model.graph.inputs if value.is_initializer()]:
@@ -47,6 +48,7 @@ class Graph(Nodes):
         super().__init__(model, replaced)
         self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
         self.providers = providers
+        self.operators = operators
         self.done: Counter[tuple[str, str]] = Counter()
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order

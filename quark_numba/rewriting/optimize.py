@@ -139,10 +139,13 @@ def optimize(
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
         results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
         Runtime cannot run.
-    operators : "custom" or "standard"
+    operators : "custom", "standard" or "webgpu"
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
         "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
-        this package. "auto" means "float" then. What other custom operators a model has stay as they are.
+        this package. "auto" means "float" then. What other custom operators a model has stay as they are. "webgpu": as
+        "standard", for WebGPU in ONNX Runtime Web, which lacks Casts to float types: round trips through such types are
+        written in arithmetic of float32. Subnormal numbers may become 0 on WebGPU, so blocks whose largest magnitude is below
+        2**-103 are rounded as if it was that.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
@@ -158,8 +161,8 @@ def optimize(
     Raises
     ------
     ModelError
-        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is
-        "standard", and a node of this package's operators has no form in standard operators. The message names the nodes.
+        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is not
+        "custom", and a node of this package's operators has no form in standard operators. The message names the nodes.
     TypeError, ValueError
         If an argument is none of these.
     """
@@ -177,7 +180,7 @@ def optimize(
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
-    if operators == "standard":
+    if operators != "custom":
         result.check_is_standard()
     if out is None:
         return result.model
@@ -247,7 +250,7 @@ def optimized(
     operators."""
     check(qdq)
     standard_forms.check(operators)
-    is_standard = operators == "standard"
+    is_standard = operators != "custom"
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
@@ -275,6 +278,7 @@ def optimized(
             replaced=replaced,
             integers=integers,
             providers=providers,
+            operators=operators,
         )
         if providers and qdq == "auto":
             graph.qdq = "float" if is_standard and not standard_operators.are_all(graph) else "onnxruntime"

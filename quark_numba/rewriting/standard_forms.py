@@ -27,8 +27,8 @@ from .nodes import Left, Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written: those of this package, or ONNX's alone.
-Operators = Literal["custom", "standard"]
+# In which operators a model is written: those of this package, ONNX's alone, or those of them that WebGPU has.
+Operators = Literal["custom", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
 WRITTEN = "written in standard operators"
@@ -140,7 +140,7 @@ class _Nodes(Builder[Operand]):
     """Writes nodes in front of a node of a graph."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
-        super().__init__(graph.model.opset_imports.get("", 1))
+        super().__init__(graph.model.opset_imports.get("", 1), is_for_webgpu=graph.operators == "webgpu")
         self._graph, self._node, self._bounds = graph, node, bounds
         self.written: list[ir.Node] = []
 

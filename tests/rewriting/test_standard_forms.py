@@ -118,6 +118,23 @@ def test_granularities(key, granularity, are_constants):
     assert_right(key, source, x, scale, zero_point, spread, are_constants)
 
 
+SATURATED = [key for key in TABLE if key.operation == "quantize_dequantize" and not key.quantized.is_integer and key.saturate]
+
+
+@pytest.mark.parametrize("key", SATURATED, ids=key_id)
+def test_floats_for_webgpu(key):
+    """Neither a Cast, nor a Clip, which might lose NaN."""
+    name = key.quantized.name
+    for scale, number in [(1, 0), (0.1, 0), (-3, -1), (1e30, 0), (np.inf, 0), (np.nan, 0)]:
+        scale, zero_point = np.array(scale, np.float32), samples.zero_points(name)[number]
+        x = samples.inputs("float32", name, float(scale) if 0 < scale < 1e20 else 1.0, zero_point)
+        source, _ = node_model(key, [None], scale, zero_point, True)
+        standard = in_standard_operators(source, operators="webgpu")
+        assert {"Cast", "Clip"}.isdisjoint(operators(standard))
+        for level in LEVELS:
+            oracle.assert_same_bits(run(plain_session(standard, level=level), x=x), expected(key, x, scale, zero_point))
+
+
 # Whole models.
 
 MODELS_OF_LINEAR = ("bf16", "fp16", "i32", "u32", "a8w8")

@@ -22,9 +22,9 @@ plain_session = functools.partial(session, backend=None, threads=1, level="DISAB
 LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 
 
-def in_standard_operators(source, **options):
+def in_standard_operators(source, operators="standard", **options):
     """Return a model in standard operators. Assert that nothing is left, and that onnx accepts the model."""
-    result = optimized(source, operators="standard", **options)
+    result = optimized(source, operators=operators, **options)
     assert not result.not_standard
     standard = result.model
     assert {node.domain for node in standard.graph.node} <= {""}
