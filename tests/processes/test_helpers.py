@@ -252,7 +252,7 @@ import logging, pathlib, subprocess
 compiled = []
 from quark_numba.compiling import cache
 cache._log.setLevel(logging.INFO)
-cache._log.addFilter(lambda record: compiled.append(record.args[0]))
+cache._log.addFilter(lambda record: record.levelno == logging.INFO and compiled.append(record.args[0]))
 started = []
 popen = subprocess.Popen
 subprocess.Popen = lambda *arguments, **named: started.append(popen(*arguments, **named)) or started[-1]

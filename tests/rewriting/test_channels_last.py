@@ -17,6 +17,8 @@ from quark_numba.rewriting.channels_last import REWRITTEN
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.session.prepared import is_optimised
 
+pytestmark = pytest.mark.compiled
+
 DOMAIN = "qonnx.custom_op.channels_last"
 PATHS = models_of("channels_last")
 RNG = np.random.default_rng(70)
