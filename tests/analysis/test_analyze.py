@@ -132,6 +132,7 @@ def decibels(signal, noise):
 
 
 @pytest.mark.parametrize("variant", default_of(["a8w8", *VARIANTS], "a8w8"))
+@pytest.mark.slow
 def test_sums_are_those_of_all_tensors(variant):
     """Two batches of two images run side by side on two threads."""
     proto = onnx.load(path_of(variant))
@@ -552,6 +553,7 @@ def test_page_without_plots(tmp_path, terminal, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_values_that_numpy_lacks():
     """bfloat16 tensors and sequences are passed from step to step. An error of ONNX Runtime when it optimises the model is
     listed."""
@@ -641,6 +643,7 @@ def test_blocks_with_computed_scales(is_optimised, tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("levels", "low", "name"), [(255, -1, "int8"), (256, 0, "uint8"), (16, 0, "uint4"), (2, -1, "int1")])
+@pytest.mark.slow
 def test_types_of_levels(levels, low, name):
     """OpenVINO's FakeQuantize has a number of levels instead of bits."""
     node = f"y = org.openvinotoolkit.FakeQuantize <levels = {levels}> (x, low, high, low, high)"

@@ -285,6 +285,7 @@ def test_wrong_command(words, terminal):
     assert terminal.refusal("evaluate", BF16, *words)
 
 
+@pytest.mark.slow
 def test_data_are_read_again():
     """A function is called again. An iterator can be read only once."""
     calls = []

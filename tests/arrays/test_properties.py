@@ -81,6 +81,7 @@ def test_quantize_is_the_oracles(examples):
 
 
 @more_examples
+@pytest.mark.slow
 def test_dequantize_is_the_oracles(examples):
     @settings(max_examples=examples)
     @given(calls(), st.sampled_from(FULL), st.integers(0, 2**32 - 1))

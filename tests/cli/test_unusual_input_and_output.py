@@ -288,6 +288,7 @@ def test_control_sequences_of_a_model_stay_out_of_the_terminal(tmp_path, capsys)
     assert r"\x1b[2JQuantizeLinear" in text
 
 
+@pytest.mark.slow
 def test_tables_in_a_pipe_are_whole(tmp_path):
     domain = "a.domain.with.a.name.that.is.much.longer.than.any.terminal.is.wide" + 3 * ".and.longer"
     onnx.save(model([f"y = {domain}.QuantizeLinear (x)"], ["x"], ["y"]), tmp_path / "m")

@@ -112,7 +112,7 @@ def test_codes():
         ("int8", [np.nan] * 4 + [2, 2]),
     ],
 )
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_inf_and_nan(element, expected):
     x = np.array([1, np.inf, np.nan, -np.inf, 2, 2], np.float32)
     y = mx_dequantize(*mx_quantize(x, element_dtype=element, block_size=4), block_size=4)

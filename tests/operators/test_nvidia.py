@@ -268,6 +268,7 @@ def test_scale_rules(element_dtype, rounding_mode, scale_rule):
 
 @pytest.mark.parametrize("element_dtype", default_of(MX_ELEMENTS, "fp4_e2m1"))
 @pytest.mark.parametrize("scale_rule", ["ceil", "even"])
+@pytest.mark.slow
 def test_scales_next_to_where_they_change(element_dtype, scale_rule):
     """Every exponent, with mantissas where a rule goes to the next power of two. Zeros, NaN and Inf have scales, too."""
     steps = np.uint32([0, 1, 0x400000, *(0x800000 - (1 << k) + d for k in range(13, 22) for d in (-1, 0, 1)), 0x7FFFFF])
@@ -280,6 +281,7 @@ def test_scales_next_to_where_they_change(element_dtype, scale_rule):
     assert_same_bits(found[is_number], codes[is_number])
 
 
+@pytest.mark.slow
 def test_scale_rules_of_one_block():
     """The mantissa 1.5 of 3 and 1.75 of 3.5 in fp4_e2m1, whose values below 8 are 4 and 6."""
     for scale_rule, scales in {"floor": (0.5, 0.5), "ceil": (1, 1), "even": (0.5, 1), "rceil": (0.5, 1)}.items():

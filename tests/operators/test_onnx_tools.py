@@ -91,6 +91,7 @@ def value_infos(inferred):
     return infos
 
 
+@pytest.mark.slow
 def test_chain():
     checker.check_model(chain(), full_check=True)
     inferred = shape_inference.infer_shapes(chain(), check_type=True, strict_mode=True, data_prop=True)

@@ -118,6 +118,7 @@ check_files()
 
 @kinds
 @sizes("count", 2, slow=8, exhaustive=200)
+@pytest.mark.slow
 def test_two_processes_at_once(count, kind, tmp_path):
     run_forks(
         f"""

@@ -358,7 +358,7 @@ def sizes_of_layer(found, steps, batch, inputs, hidden):
 
 @guard
 @other_nodes(LSTM)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
     """Each part of each phase runs with the memory that the layer says it needs, and no more."""
     attributes, arrays = other_arrays(operator, attributes, shapes)

@@ -108,6 +108,7 @@ def test_moments(seed, count, tmp_path):
 
 
 @needs_extensions
+@pytest.mark.slow
 def test_a_handler_that_raises_again_and_again(tmp_path):
     """The handler raises while a node runs that takes longer than the time between two signals."""
     run("""

@@ -43,6 +43,7 @@ def rounded(x, name="bfloat16"):
 
 
 @types
+@pytest.mark.slow
 def test_a_pair_is_a_step(name):
     """Values beyond the range become Inf, and small ones keep their sign, as in ONNX Runtime's own nodes."""
     before = model(["a = HardSwish (x)", *pair("a", "b", name), "y = Abs (b)"], INPUTS, ["y"], opset=17)

@@ -98,6 +98,7 @@ def test_codes_of_block_formats_are_kept(name, shape, axis):
 
 
 @pytest.mark.parametrize(("name", "is_kept"), [("fp8_e4m3", False), ("int8", True)])
+@pytest.mark.slow
 def test_scales_that_an_older_onnx_runtime_lacks(name, is_kept, monkeypatch):
     """ONNX Runtime has tensors of float8e8m0 since 1.31. The scales of int8 are float32."""
     monkeypatch.setattr(block_codes, "RELEASE", (1, 30))

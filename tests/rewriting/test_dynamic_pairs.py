@@ -49,7 +49,7 @@ NVFP4 = ["NVFP4QuantizeDequantize", "Relu"]
 
 
 @pytest.mark.parametrize("qdq", ["onnxruntime", "float"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_three_nodes_become_one(qdq):
     result = assert_rewritten(of_nodes(*nvfp4(), RELU), NVFP4, {"x": X}, qdq=qdq, standard_ops=True)
     assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
@@ -164,6 +164,7 @@ def test_weights(keep_quantized_weights, are_inputs):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-3 if keep_quantized_weights else 0)
 
 
+@pytest.mark.slow
 def test_constant_inputs_are_folded():
     for nodes in (nvfp4("w"), mxfp8("w")):
         assert_rewritten(of_nodes(*nodes, "z = Add (x, y)", w=X), ["Add"], {"x": X}, standard_ops=True)

@@ -490,7 +490,7 @@ def test_the_reference_evaluator():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("x", "other"), [((3, 5), (3, 5)), ((40, 3), (3,)), ((1, 1), (4, 1)), ((1, 1), ()), ((7,), (7,))])
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
     """As in the operators of block formats, a single element stays as it is, and a one-dimensional tensor is cut along its only
     axis."""

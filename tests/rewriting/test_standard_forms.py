@@ -109,7 +109,7 @@ def scale_type(key):
 @pytest.mark.parametrize("key", [key for key in TABLE if key.x.name == "float32" or key.y.name == "float32"], ids=key_id)
 @pytest.mark.parametrize("are_constants", [True, False], ids=["constants", "computed"])
 @granularities
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 def test_granularities(key, granularity, are_constants):
     name = key.quantized.name
     x_shape, (scale, zero_point), spread, attributes = cell(granularity, scale_type(key), name, True)
@@ -142,7 +142,7 @@ MODELS_OF_LINEAR = ("bf16", "fp16", "i32", "u32", "a8w8")
 
 @pytest.mark.parametrize("variant", MODELS_OF_LINEAR)
 @pytest.mark.compiled
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_real_models(variant):
     source = onnx.load(textline.path_of(variant))
     standard = in_standard_operators(source)
@@ -161,6 +161,7 @@ def test_numbers_need_no_rule_for_nan():
 @pytest.mark.parametrize("graphs", ["sessions", "qdq", "dialects", "blocks"])
 @batches(default=(0, 2, 2), slow=(2, 8, 6), full=(8, 50, 21), exhaustive=(50, 1550, 100))
 @pytest.mark.compiled
+@pytest.mark.by_default(1)
 def test_generated_graphs(graphs, seeds):
     """``python tests/support/standard_models.py`` does the same. A graph may have a node without a form, if its types are not
     known, or the opset lacks them."""

@@ -18,7 +18,7 @@ PATHS += [MODELS / f"{name}.onnx" for name in ("style_bf16", "style_xint8")]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(2)
 def test_models(path):
     """They have the bits of drop-in sessions, on the vendors' inputs and on random ones. QONNX's models list their parameters
     as inputs. No runtime has QONNX's operators with channels on the last axis, which are rewritten for both sessions."""

@@ -287,7 +287,7 @@ def child():
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.parametrize("place", [initializer, constant, subgraph, function])
 @pytest.mark.parametrize("entries", [*READ, *REFUSED])
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.by_default(1)
 def test_tensors_in_files(entries, place, rows, child):
     assert child.call((place, rows, entries)) == []
@@ -295,7 +295,7 @@ def test_tensors_in_files(entries, place, rows, child):
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.parametrize("name", LINKED)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.by_default(2)
 def test_links_to_models_and_tensors(name, rows, child):
     """As in ONNX Runtime, tensors may be in the folder of the path, or in that of the file to which a link there leads."""

@@ -90,7 +90,7 @@ FEEDS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_found(name, worker):
     assert_right(worker, parser.parse_model(TEXTS[name]), FEEDS[name])
 

@@ -339,6 +339,7 @@ def test_older_releases_of_onnx_runtime(registered, tmp_path):
     assert [registered(library, release) for release in (31, 30)] == ["", message]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     path = small(tmp_path)
     assert main(["build-library", str(path), "-o", str(tmp_path / "out"), "--as-written"]) == 0
