@@ -151,13 +151,12 @@ def test_every_model_in_cpp(program, every_model, threads):
 def test_every_model_on_debian(program_of_debian, every_model, threads):
     """Debian's ONNX Runtime is older: one model is too new for it, and so are ONNX's own operators in a library. Its
     BatchNormalization has other last bits."""
-    form, library, options = every_model
+    _, library, options = every_model
     refused = {"nvfp4_m": "Current official support for domain ai.onnx is till opset 22"}
     if options["standard_ops"]:
         message = "the library has ONNX's own operators, which needs ONNX Runtime 1.31 or later; this is 1.21"
         refused = {Path(each).name: message for each in libraries.EVERY_MODEL}
-    close = {"bipolar_mlp"} if form == "as written" else ()
-    check_program(program_of_debian, library, threads, refused=refused, close=close, **options)
+    check_program(program_of_debian, library, threads, refused=refused, close={"bipolar_mlp"}, **options)
 
 
 @pytest.mark.slow
