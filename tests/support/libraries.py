@@ -103,7 +103,7 @@ def own_session(path, threads, standard_ops=False):
 
 
 def names_of(form):
-    """Return the names of all models that run in a form. As written, QONNX's nodes with channels on the last axis run nowhere."""
+    """Return the names of all models that run in a form. QONNX's nodes with channels last run nowhere as written."""
     names = [each for each in EVERY_MODEL if form == "optimised" or not each.startswith("channels_last/")]
     return tuple(each for each in names if form != "as written" or each not in REFUSED_AS_WRITTEN)
 
