@@ -33,7 +33,7 @@ class Bounds:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._of: dict[ir.Value, float] = {}
-        self._constants: dict[tuple[int, Any], float] = {}  # by the tensor, which exists as long as the model does
+        self._constants: dict[tuple[ir.Value, Any], float] = {}
         for node in graph.model.graph.all_nodes():
             self.add(node)
 
@@ -55,15 +55,17 @@ class Bounds:
         tensor = self.graph.tensor(value)
         if tensor is None or tensor.nbytes > _LARGE or find(tensor.dtype.value) is None:
             return math.inf
-        if (id(tensor), reduce) not in self._constants:
+        if (value, reduce) not in self._constants:
             array = self.graph.array(value)
             with np.errstate(invalid="ignore"):  # signalling NaN
                 result = reduce(array.astype(np.float64)) if array is not None and array.size else math.inf
-            self._constants[id(tensor), reduce] = result if math.isfinite(result) else math.inf
-        return self._constants[id(tensor), reduce]
+            self._constants[value, reduce] = result if math.isfinite(result) else math.inf
+        return self._constants[value, reduce]
 
     def _bound(self, node: ir.Node) -> float:
         meaning = self.graph.meaning(self.graph.node(node))
+        if isinstance(meaning, BlockRoundTrip) and len(node.inputs) > 1:
+            return math.inf  # a scale of the tensor may make NaN
         if meaning is not None:
             return _of_meaning(self, meaning)
         rule = _RULES.get(node.op_type) if node.domain == "" else None
@@ -87,6 +89,7 @@ def _of_meaning(bounds: Bounds, meaning: Any) -> float:
     if codes.is_integer:  # NaN becomes a code, and a difference of two codes has one bit more
         return 2.0 ** (codes.bits + 1) * scale
     is_rounded = isinstance(meaning, RoundTrip) and meaning.saturate and meaning.is_symmetric
+    is_rounded &= math.isfinite(bounds.of_constant(meaning.scale.value, _largest_inverse))  # 0 / 0 is NaN
     return _ROUNDED * bounds.of(meaning.x.value) + scale if is_rounded else math.inf
 
 
