@@ -18,7 +18,7 @@ from ..errors import NotAvailableError
 from . import c_api, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
 from .library.load import check_platform, load
-from .providers import available, others_than_cpus
+from .providers import available, compute_as_written, others_than_cpus
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
 
 def _warn_of_copies() -> None:
     """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU's, and
-    their tensors are copied there and back."""
+    their tensors are copied there and back. Without a warning for OpenVINO's, for which there is nothing better."""
     global _may_copy
     if _may_copy is None:
         _may_copy = bool(others_than_cpus(available()))
@@ -314,7 +314,8 @@ def _warn_of_copies() -> None:
         return
     from .loading import providers_of_sessions
 
-    if others := others_than_cpus(providers_of_sessions(lambda options: bool(entry(options, REGISTERED)))):
+    names = others_than_cpus(providers_of_sessions(lambda options: bool(entry(options, REGISTERED))))
+    if others := [name for name in names if compute_as_written([name])]:
         _may_copy = False
         _log.warning(_COPIES, ", ".join(dict.fromkeys(others)))
 

@@ -19,6 +19,13 @@ def others_than_cpus(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in _WITHOUT_DEVICE]
 
 
+def compute_as_written(names: Iterable[str]) -> bool:
+    """Whether providers compute ONNX's standard operators one by one, as they are written. OpenVINO's (1.24) does not, whatever
+    its options are: it multiplies with inverses in place of dividing, makes one product of two, and computes float16 and
+    float64 in float32."""
+    return f"OpenVINO{_SUFFIX}" not in names
+
+
 def available() -> list[str]:
     """Return the names of the providers that this build of ONNX Runtime has."""
     import onnxruntime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -39,7 +39,6 @@ class Graph(Nodes):
         keep_initializers_as_inputs: bool = True,
         replaced: frozenset[str] = frozenset(),
         integers: Integers = "nowhere",
-        providers: Collection[str] = (),
         operators: str = "custom",
     ) -> None:
         if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they have to be inputs, and are constants
@@ -47,7 +46,6 @@ class Graph(Nodes):
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
         self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
-        self.providers = providers
         self.operators = operators
         self.done: Counter[tuple[str, str]] = Counter()
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits

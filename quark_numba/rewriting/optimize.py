@@ -5,7 +5,6 @@ from __future__ import annotations
 import graphlib
 import os
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import overload
 
@@ -241,13 +240,12 @@ def optimized(
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
-    providers: Collection[str] = (),
+    has_other_providers: bool = False,
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integers`: where integer operators have to be exact, if they may be used at all. `providers`: for which
-    execution providers beside the CPU's the model is. With any, the shapes of outputs are written, which some providers need,
-    and with `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer
-    operators."""
+    `integers`: where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model
+    is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
+    `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check(qdq)
     standard_forms.check(operators)
     is_standard = operators != "custom"
@@ -277,16 +275,15 @@ def optimized(
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
-            providers=providers,
             operators=operators,
         )
-        if providers and qdq == "auto":
-            graph.qdq = "float" if is_standard and not standard_operators.are_all(graph) else "onnxruntime"
+        if has_other_providers and qdq == "auto":
+            graph.qdq = "onnxruntime" if standard_operators.are_all(graph) else "float"
         passes = STANDARD_PASSES if is_standard else PASSES
         for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
-        if providers:
+        if has_other_providers:
             graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
 

@@ -18,9 +18,8 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
-from ..declaration import Affine, Builder, NoStandardForm, Shape, Tensor
-from ..element_types import BFLOAT16, FLOAT16, FLOAT64, ElementType
-from ..element_types.operands import INT64
+from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
@@ -71,8 +70,7 @@ def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
-    kind = next((each for name, each in _OF_PROVIDERS.items() if name in graph.providers), _Nodes)
-    builder = kind(graph, node, bounds)
+    builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
         raise Left("it has no form in standard operators")
@@ -230,37 +228,3 @@ class _Nodes(Builder[Operand]):
         name = onnx.TensorProto.DataType.Name(number).lower()
         if f"tensor({name})" not in known:
             raise NoStandardForm(f"opset {self.opset} has no {made.op_type} of {name}")
-
-
-class _NodesOfOpenVINO(_Nodes):
-    """Writes nodes that OpenVINO's provider computes as they are written (release 1.24), which are those of integers.
-
-    It computes float16 and float64 in float32 and int64 in int32, and drops the Casts between them. It makes one product of two
-    with constants, whose factor may be Inf or 0. Its Clip, Min and Max lose NaN. It leaves IsNaN and bfloat16 to the CPU's
-    provider, and ONNX Runtime refuses a model in which one part of OpenVINO's is on both sides of such a node."""
-
-    def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
-        super().__init__(graph, node, bounds)
-        self._numbers: set[ir.Value] = set()  # results without NaN
-        meaning = graph.meaning(node)
-        if not (isinstance(meaning, Affine) and meaning.element_type and meaning.element_type.is_integer):
-            raise Left("OpenVINO's provider may compute its standard form in another way")
-
-    def cast(self, x: Operand, to: ElementType, **attributes: int) -> Operand:
-        if x.element_type is not to and to in (BFLOAT16, FLOAT16, FLOAT64, INT64):
-            raise NoStandardForm(f"OpenVINO's provider has no {to.name}")
-        return super().cast(x, to, **attributes)
-
-    def without_nan(self, x: Operand, instead: Any) -> Operand:
-        if not self.may_be_nan(x):
-            return x
-        y = self("Where", self("Equal", x, x), x, instead)
-        self._numbers.add(y.value)
-        return y
-
-    def may_be_nan(self, x: Operand) -> bool:
-        return x.value not in self._numbers and super().may_be_nan(x)
-
-
-# Execution providers that need other nodes.
-_OF_PROVIDERS = {"OpenVINOExecutionProvider": _NodesOfOpenVINO}

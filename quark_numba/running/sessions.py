@@ -21,8 +21,9 @@ from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
-from ..ort.providers import others_than_cpus, providers_of
+from ..ort.providers import compute_as_written, others_than_cpus, providers_of
 from ..rewriting.optimize import optimized
+from ..rewriting.standard_forms import Operators
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -81,11 +82,11 @@ def create_session(
 def session_of(
     model: model_files.Source | model_files.Model, name: str, *, threads: int = 0, providers: Sequence[str] | None = None
 ) -> onnxruntime.InferenceSession:
-    """Return a session of a model, with the package's operators if the model has them. With other execution providers than the
-    CPU's, its quantization nodes are written in ONNX's standard operators, as these providers run no others. ONNX Runtime maps
-    large tensors from files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
+    """Return a session of a model, with the package's operators if the model has them. For other execution providers than the
+    CPU's the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones are
+    written to files first, and the model may lose them. Raises ModelError."""
     if others := others_than_cpus(providers_of(providers)):
-        model = _in_standard_operators(model, others)
+        model = _for_others(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
     how: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
@@ -94,9 +95,11 @@ def session_of(
         return create_session(source, name, has_own_operators=has_own_operators, **how)
 
 
-def _in_standard_operators(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
+def _for_others(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
+    """Return a model for other execution providers: in ONNX's standard operators, if they compute these as written."""
     given = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-    return optimized(given, operators="standard", providers=providers).rewritten
+    operators: Operators = "standard" if compute_as_written(providers) else "custom"
+    return optimized(given, operators=operators, has_other_providers=True).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:

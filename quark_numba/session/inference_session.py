@@ -16,9 +16,10 @@ from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, Backend, entry, kept_kernels, native, register
+from ..ort.providers import CPU
 from ..rewriting.qdq import Qdq, check
 from . import kept, started
-from .options import CHOICES, Operators, changing, operators_of
+from .options import CHOICES, Operators, changing, operators_of, runs_on_cpu_alone
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ _COMPUTED = (
 
 # The message if nodes stay custom operators in a session with other providers.
 _ON_THE_CPU = "these nodes run on the CPU's provider, as they cannot be written in ONNX's standard operators: %s"
+
+# Part of the message if ONNX Runtime cuts a model so that two parts need each other. OpenVINO's provider (1.24) may have such a
+# part on both sides of a node that it leaves to the CPU's.
+_CIRCLE = "the graph is not acyclic"
 
 # An operator that names files beside the model, which only the model's own path leads to.
 _WITH_FILES = ("com.microsoft", "EPContext")
@@ -65,8 +70,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
     operators : "auto", "custom" or "standard"
         In which operators the model is written, as in `optimize`. "auto": "standard" if the session has other execution
-        providers than the CPU's, as these run ONNX's standard operators alone, else "custom". A node that has no form in
-        standard operators stays as it is, and runs on the CPU's provider; a warning (`logging`) names such nodes.
+        providers than the CPU's, as these run ONNX's standard operators alone, else "custom". OpenVINO's provider gets
+        "custom", as it computes standard operators in its own arithmetic. A node that has no form in standard operators stays
+        as it is, and runs on the CPU's provider; a warning (`logging`) names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
@@ -159,19 +165,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             make = functools.partial(_prepared, path_or_bytes, options, **rest)
             model = _Model(kept_path) if kept_path else make(files, providers)
 
-            def create() -> None:
-                super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named)
+            def create(*chosen: Any) -> None:
+                super(InferenceSession, self).__init__(model.source, options, *chosen, **named)
 
             with kept_kernels.recording() as recorded:
                 try:
-                    self._create(model, files, create)
+                    self._create(model, files, create, providers, provider_options)
                 except Exception as error:
                     reraise_of_signal_handler(error)
                     if not cache or not self._is_written(model) or os.path.exists(model.source):
                         raise
                     _log.warning("%s: a model cannot be kept: it was removed while a session was created", model.source)
                     model = make(files, providers, cache=False)
-                    self._create(model, files, create)
+                    self._create(model, files, create, providers, provider_options)
             # For other providers the model is made anew. A large one in memory is not kept for that.
             self._make: Callable[..., _Model] | None = make
             if self._given is None:
@@ -201,7 +207,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             is_path = isinstance(model.source, (str, os.PathLike))
             self._model_path, self._model_bytes = (model.source, None) if is_path else (None, model.source)
             try:
-                self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
+                self._create(model, files, super().set_providers, providers, provider_options)
             finally:
                 self._model_path, self._model_bytes = self._path, None
 
@@ -214,15 +220,20 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         """Whether the source of a model is a file of this package, and not the model that the caller gave."""
         return isinstance(model.source, str) and model.source is not self._given
 
-    def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
-        """Let ONNX Runtime create its session of a model. If it refuses the model, perhaps only for what its optimisers make of
-        quantization nodes, let it try again without these. Raise the first error if it refuses that, too."""
+    def _create(self, model: _Model, files: ExitStack, create: Callable[..., None], *chosen: Any) -> None:
+        """Let ONNX Runtime create its session of a model, with the chosen providers and their options. If it refuses the model,
+        perhaps only for where it cuts it for a provider, or for what its optimisers make of quantization nodes, let it try
+        again without these. Raise the first error if it refuses that, too."""
         with _of_files(model.source, self._options) if self._is_written(model) else nullcontext():
             try:
-                create()
+                create(*chosen)
             except Exception as first:
                 reraise_of_signal_handler(first)
-                if _may_be_of_fusions(first, model.source, self._options) and _is_created_as_written(self._options, create):
+                again = functools.partial(create, *chosen)
+                if _CIRCLE in str(first) and chosen[0] and not runs_on_cpu_alone(self._options, chosen[0]):
+                    _log.warning("this session runs on the CPU's provider alone, as another one refuses the model: %s", first)
+                    create([CPU], None)
+                elif _may_be_of_fusions(first, model.source, self._options) and _is_created_as_written(self._options, again):
                     what = "ONNX Runtime optimises nothing in this session, as it refused the model with its optimisations: %s"
                     _log.warning(what, first)
                 elif model.refusal:  # only now: a library that the user registered may run the operator

@@ -11,7 +11,7 @@ import onnxruntime
 
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
-from ..ort.providers import others_than_cpus
+from ..ort.providers import available, compute_as_written, others_than_cpus
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
 # In which operators the model of a session is written, as in `optimize`. "auto": "standard" with other execution providers than
-# the CPU's.
+# the CPU's that compute these as they are written.
 Operators = Literal["auto", "custom", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
@@ -71,9 +71,11 @@ _DEFAULTS = {
 
 
 def other_providers(options: onnxruntime.SessionOptions, providers: Any) -> list[str]:
-    """Return the names of the execution providers beside the CPU's of a session with these arguments."""
+    """Return the names of the execution providers beside the CPU's of a session with these arguments. Options that choose
+    some do not tell which: it may be any of this build, or another library's."""
     names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
-    return [*others_than_cpus(names), *["one that the options choose"] * _name_providers(options)]
+    chosen = ["one that the options choose", *others_than_cpus(available())] if _name_providers(options) else []
+    return [*others_than_cpus(names), *chosen]
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
@@ -84,7 +86,8 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
 def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
     """Return what `operators` means in a session with these arguments."""
     if operators == "auto":
-        return "custom" if runs_on_cpu_alone(options, providers) else "standard"
+        others = other_providers(options, providers)
+        return "standard" if others and compute_as_written(others) else "custom"
     return operators
 
 

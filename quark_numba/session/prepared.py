@@ -25,7 +25,7 @@ from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
 from .initializers import NOTHING_REPLACED, Replacements
-from .options import Operators, facts, operators_of, other_providers
+from .options import Operators, facts, operators_of, runs_on_cpu_alone
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _made(
 ) -> Prepared:
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepared` and of ``InferenceSession``."""
-    others = other_providers(options, providers)
+    has_others = not runs_on_cpu_alone(options, providers)
     is_custom = operators_of(operators, options, providers) == "custom"
     if qdq == "auto" and entry(options, STANDARD_OPS):
         qdq = "float"
@@ -120,7 +120,7 @@ def _made(
     model: model_files.Model
     left = Counter[tuple[str, str]]()
     with ahead.helpers(read.proto) if is_native and is_custom else nullcontext() as helpers:
-        if changes or others or read.is_large:
+        if changes or has_others or read.is_large:
             result = optimized(
                 read,
                 qdq=qdq,
@@ -130,7 +130,7 @@ def _made(
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
                 replaced=replaced.names,
                 integers="here" if _has_integer_operators(options) else "nowhere",
-                providers=others,
+                has_other_providers=has_others,
             )
             model, left, changes = result.rewritten, result.left, bool(result.done)
             del result

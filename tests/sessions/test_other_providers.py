@@ -15,8 +15,8 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.ort import native
-from quark_numba.rewriting.optimize import not_standard_as_text, optimized
 from quark_numba.session import kept
+from quark_numba.session.options import operators_of
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("other_provider")]
 
@@ -80,6 +80,18 @@ def test_what_is_written(nodes, named, expected, written):
     assert is_standard(found) is expected
     assert bits(made) == bits(session(source, level="DISABLE_ALL"))
     assert not is_standard(written(source, CPU, **named)[1])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["CUDA", "CPU"], "standard"), (["OpenVINO", "CPU"], "custom"), (["CUDA", "OpenVINO"], "custom"), (["CPU"], "custom")],
+)
+def test_what_auto_means(names, expected):
+    """OpenVINO's provider computes standard operators in its own arithmetic."""
+    options, names = onnxruntime.SessionOptions(), [f"{name}ExecutionProvider" for name in names]
+    assert operators_of("auto", options, names) == expected
+    assert operators_of("auto", options, [(name, {}) for name in names]) == expected
+    assert [operators_of(each, options, names) for each in ("custom", "standard")] == ["custom", "standard"]
 
 
 def onnxs_own(nodes):
@@ -195,15 +207,3 @@ def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
     (record,) = caplog.records
     assert OTHERS[0] in record.getMessage()
     assert 'operators="standard"' in record.getMessage()
-
-
-@pytest.mark.parametrize(("zero_point", "expected"), [(np.int8(3), ""), (np.float16(0), "may compute its standard form")])
-def test_forms_for_openvino(zero_point, expected):
-    """Float types stay operators of this package. In a form of integers no node is left to the CPU's provider."""
-    source = text_model("(float[2, 4] x) => (float[] y) { y = Pair (x, s, z) }", s=np.float32(0.3), z=zero_point)
-    result = optimized(source, operators="standard", providers=["OpenVINOExecutionProvider"])
-    names = {node.op_type for node in result.model.graph.node}
-    assert expected in not_standard_as_text(result.left)
-    assert is_standard({f"{node.domain}::{node.op_type}" for node in result.model.graph.node}) is not bool(expected)
-    assert not names & {"IsNaN", "Cast"}
-    assert bits(session(result.model, level="DISABLE_ALL")) == bits(session(source, level="DISABLE_ALL"))
