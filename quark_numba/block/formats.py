@@ -104,6 +104,22 @@ def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tu
     return key._replace(rule=scale_rule, has_codes=True), blocks
 
 
+def is_idempotent(key: Key, blocks: Blocks) -> bool:
+    """Whether float32 results come back from another round trip to the format as they are, also if some of them became 0.
+
+    It is proved for whole numbers of steps, as many below 0 as above. A result is m * step with |m| <= highest, and the step is
+    2 ** (e - drop), where e is the exponent of the largest element of the block, or e less the shift of the sub-block. highest
+    is below 2 ** (drop + 1), so that all results are below 2 ** (e + 1). So no exponent is larger the second time, and neither
+    is a step: results are whole numbers of the new steps, too. They are below 2 ** (e' + 1) for the new exponent e', so that
+    none of these numbers is above highest. Elements that are ignored, Inf and NaN, come back. In MicroeXponents no result is
+    subnormal, as the least normal number is a whole number of any step that is not larger.
+
+    Rounding to bfloat16 first changes no result whose number has at most 7 bits, as no step is below 2 ** (-127 - drop), and no
+    bfloat16 below 2**-133."""
+    is_symmetric = blocks.lowest == -blocks.highest
+    return key.element is None and is_symmetric and (blocks.drop <= 6 or not key.rounds_to_bfloat16)
+
+
 class NvidiaFormat(NamedTuple):
     """A format of NVIDIA's TensorRT, whose blocks are whole."""
 

@@ -27,6 +27,7 @@ from .formats import (
     NvidiaFormat,
     bfp_format,
     bfp_name,
+    is_idempotent,
     mx_format,
     mx_name_of,
     positive,
@@ -69,8 +70,8 @@ def _operator(
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        make_format(X_TYPES[0], **attributes)  # raises ValueError for wrong attributes
-        return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes))
+        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError for wrong attributes
+        return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes), returns_own)
 
     return Operator(
         family="block",

@@ -122,6 +122,8 @@ class BlockRoundTrip(Generic[AnyOperand]):
         The number of bits of an element, with its share of the block's exponent.
     stored : StoredForm, optional
         How the format is stored as codes and scales; None: in another way.
+    is_idempotent : bool
+        Whether float32 results come back from an equal node as they are, also if some of them became 0.
     """
 
     x: AnyOperand
@@ -130,6 +132,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
     format: str
     bits: float
     stored: StoredForm | None = None
+    is_idempotent: bool = False
 
     @property
     def axis(self) -> int:
@@ -138,6 +141,10 @@ class BlockRoundTrip(Generic[AnyOperand]):
     @property
     def block_size(self) -> int:
         return int(self.attributes["block_size"])
+
+    def is_equal(self, other: Meaning[AnyOperand]) -> bool:
+        """Whether a node rounds to the same format, in the same blocks."""
+        return isinstance(other, BlockRoundTrip) and (self.operator, self.attributes) == (other.operator, other.attributes)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
 """Drop a round trip whose x has only values that an equal round trip gave, even if nodes between them moved or clipped them.
 
-For integers, the second round trip returns the bits of its x. A float type may round a small negative number to -0, which the
-second round trip turns into 0. So it is dropped only where no sign of a zero matters.
+For integers and block formats, the second round trip returns the bits of its x. A float type may round a small negative number
+to -0, which the second round trip turns into 0. So it is dropped only where no sign of a zero matters.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import RoundTrip
-from ..element_types import BFLOAT16
+from ..declaration import BlockRoundTrip, RoundTrip
+from ..element_types import BFLOAT16, FLOAT32
 from .graph import Graph
 from .nodes import Operand
 from .round_trips import is_exact
@@ -22,29 +23,37 @@ from .signs_of_zeros import MOVE_ALL, MOVE_FIRST, signs_of_zeros_are_lost
 
 REPEATED = "dropped: an equal one rounded its x already"
 
+_RoundTrip = RoundTrip[Operand] | BlockRoundTrip[Operand]
+
 
 def rewrite(graph: Graph) -> None:
-    rounded: dict[ir.Value, RoundTrip[Operand]] = {}
+    rounded: dict[ir.Value, _RoundTrip] = {}
     for node in graph.nodes():
         round_trip = graph.meaning(node)
-        if not isinstance(round_trip, RoundTrip) or not _is_idempotent(round_trip) or node.y.is_graph_output():
+        if not isinstance(round_trip, (RoundTrip, BlockRoundTrip)) or node.y.is_graph_output():
             continue
-        codes = round_trip.element_type
-        if not _is_rounded(graph, node.x, round_trip, rounded):
+        if not (_is_idempotent(round_trip) and _is_rounded(graph, node.x, round_trip, rounded)):
             continue
-        if (codes and codes.is_integer) or signs_of_zeros_are_lost(graph, node.y):
+        if isinstance(round_trip, BlockRoundTrip):
+            is_same = graph.inferred_type(node.x) is FLOAT32
+        else:
+            codes = round_trip.element_type
+            is_same = bool(codes and codes.is_integer) or signs_of_zeros_are_lost(graph, node.y)
+        if is_same:
             node.y.replace_all_uses_with(node.x)
             graph.remove(node, REPEATED)
 
 
-def _is_idempotent(round_trip: RoundTrip[Operand]) -> bool:
-    """Whether it is proved that the results of a round trip come back from it, as numbers.
+def _is_idempotent(round_trip: _RoundTrip) -> bool:
+    """Whether it is proved that the results of a round trip come back from it, as numbers. A block format says it.
 
     - Integers of up to 16 bits: see `is_exact`.
     - Integers of 32 bits: the quotient is rounded to a whole number that float32 has, and saturates at two such numbers
       (``linear.arithmetic``). A power of two times such a number is exact, and so is the quotient of the result.
     - Float types, with zero point 0: a code is exact in float32, and so are its product with a power of two and the quotient of
       the result. bfloat16 has float32's exponents, so that its scale has to be 1."""
+    if isinstance(round_trip, BlockRoundTrip):
+        return round_trip.is_idempotent
     codes, scale = round_trip.element_type, round_trip.scale.array
     if codes is None or scale is None or scale.size != 1 or scale.dtype != np.float32 or round_trip.has_other_type:
         return False
@@ -57,7 +66,7 @@ def _is_idempotent(round_trip: RoundTrip[Operand]) -> bool:
     return is_power_of_two and round_trip.is_symmetric and (codes is not BFLOAT16 or value == 1)
 
 
-def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], rounded: dict[ir.Value, RoundTrip[Operand]]) -> bool:
+def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[ir.Value, _RoundTrip]) -> bool:
     """Whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each with
     such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
     waiting, seen = [x], {x}
@@ -69,19 +78,13 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], round
         if producer is None:
             return False
         before = graph.meaning(graph.node(producer))
-        if isinstance(before, RoundTrip):
+        if isinstance(before, (RoundTrip, BlockRoundTrip)):
             if not _is_equal(before, round_trip):
                 return False
             continue
         if producer.domain or graph.node(producer):
             return False
-        if producer.op_type in MOVE_ALL:
-            sources = producer.inputs
-        elif producer.op_type in MOVE_FIRST or _keeps_rounded(graph, producer, round_trip):
-            sources = producer.inputs[:1]
-        else:
-            return False
-        for source in sources:
+        for source in _sources(graph, producer, round_trip):
             if source is None:
                 return False
             if source not in seen:
@@ -91,7 +94,21 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], round
     return True
 
 
-def _is_equal(before: RoundTrip[Operand], round_trip: RoundTrip[Operand]) -> bool:
+def _sources(graph: Graph, node: ir.Node, round_trip: _RoundTrip) -> Sequence[ir.Value | None]:
+    """Return the inputs of a node that have to be rounded, so that its output is; (None,): it may not be. In a block format
+    elements stay in their places."""
+    if isinstance(round_trip, BlockRoundTrip):
+        return node.inputs[:1] if node.op_type in ("Identity", "Relu") else (None,)
+    if node.op_type in MOVE_ALL:
+        return node.inputs
+    return node.inputs[:1] if node.op_type in MOVE_FIRST or _keeps_rounded(graph, node, round_trip) else (None,)
+
+
+def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
+    if isinstance(before, BlockRoundTrip):
+        return before.is_equal(round_trip)
+    if isinstance(round_trip, BlockRoundTrip):
+        return False
     is_same_type = before.element_type is round_trip.element_type and before.saturate == round_trip.saturate
     return is_same_type and not before.has_other_type and round_trip.has_same_parameters(before)
 
