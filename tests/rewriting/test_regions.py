@@ -400,7 +400,7 @@ def test_blocks_that_are_left(name, axis, x, why):
 
 
 def test_blocks_of_one_kind_are_a_region():
-    nodes = [block_node("x", "a", "BFP16", 0), block_node("a", "b", "BFP16", 0), block_node("b", "y", "MX9", 0)]
+    nodes = [block_node("x", "a", "BFP16", 0), "n = Neg (a)", block_node("n", "b", "BFP16", 0), block_node("b", "y", "MX9", 0)]
     assert operators(optimize(small(nodes, "y", x=[8, 3]))) == ["Region", "Region"]
 
 
