@@ -243,6 +243,7 @@ def test_codes():
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)])
+@pytest.mark.by_default(1)
 def test_casts(form, dtype):
     """The forms without parameters give what a Cast to the type and back gives: for every code, for the middle between each two
     neighbours, and beside it."""
@@ -266,7 +267,7 @@ def test_casts(form, dtype):
 
 
 @operators
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(3)
 def test_tools_of_onnx(operator):
     """The checker accepts a node, its shape is inferred, and the reference evaluator gives its bits."""
     quark_numba.register_schemas()
@@ -282,6 +283,7 @@ def test_tools_of_onnx(operator):
 
 
 @operators
+@pytest.mark.by_default(3)
 def test_constants_are_folded(operator):
     """Also those with int64 bit widths."""
     for seed in (4, 6, 7):

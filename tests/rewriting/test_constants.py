@@ -31,8 +31,8 @@ pytestmark = pytest.mark.compiled
 
 def test_constants_are_computed():
     weight = np.random.default_rng(41).normal(0, 3, (6, 3)).astype(np.float32)
-    domains = {"bfloat16": "com.amd.quark", "uint16": "com.vai.quantize", "int8": "", "uint8": "com.microsoft"}
-    for name, domain in domains.items():
+    domains = {"com.amd.quark": "bfloat16", "com.vai.quantize": "bfloat16", "": "int8", "com.microsoft": "uint8"}
+    for domain, name in domains.items():
         nodes = [*pair("weight", domain=domain), "z = MatMul (x, y)"]
         initializers = [constant("weight", weight), *scale_and_zero_point(name)]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[domain])

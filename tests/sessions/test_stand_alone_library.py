@@ -431,6 +431,7 @@ def test_no_linker(tmp_path, monkeypatch):
 
 def test_a_linker_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "linker", lambda target: ["false"])
+    monkeypatch.setattr(build, "_compile", lambda job, name: None)
     with pytest.raises(ModelError, match="cannot be linked: false ended with exit code 1: it printed nothing"):
         build_library(small(tmp_path), tmp_path / "out", optimize=False)
     assert not (tmp_path / "out").exists()
