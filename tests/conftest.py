@@ -5,9 +5,9 @@ import threading
 
 import numba
 import pytest
-from numba.core import compiler
 from commands import terminal  # noqa: F401  # a fixture for all tests
 from large_models import is_large  # noqa: F401  # the same
+from numba.core import compiler
 
 from quark_numba.compiling.helpers import PROCESSES
 from quark_numba.element_types import FLOAT32

@@ -90,6 +90,7 @@ def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
 @quantized_types("quantize")
 @pytest.mark.parametrize("granularity", [name for name in GRANULARITIES if name != "per_tensor"])
 @pytest.mark.parametrize("last", [0, -1], ids=["all_zero", "zero_but_for_one"])
+@pytest.mark.by_default(20)
 def test_zero_points_of_zero(granularity, name, last):
     x_shape, (scale, zeros), _, attributes = cell(granularity, "float32", name, True)
     zeros[...] = 0
@@ -136,7 +137,7 @@ def test_unsaturated(name):
 
 
 @pytest.mark.parametrize("code", range(256))
-@pytest.mark.by_default(16)
+@pytest.mark.by_default(4)
 def test_float8e8m0_scales(code):
     """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))

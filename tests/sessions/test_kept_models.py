@@ -67,6 +67,7 @@ def test_the_command_and_sessions_share_models(path, folder, prepares):
     assert len(prepares) == 1
 
 
+@pytest.mark.by_default(1)
 def test_a_model_is_prepared_once(path, folder, prepares):
     for _ in range(3):
         session = quark_numba.InferenceSession(path, cache=folder)

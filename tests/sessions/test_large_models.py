@@ -170,7 +170,7 @@ MODELS_OF_ONE_WEIGHT = {
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
 @pytest.mark.covering
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(3)
 def test_parts_of_a_weight(kind, keep_quantized_weights, tmp_path, request):
     before = MODELS_OF_ONE_WEIGHT[kind]()
     whole = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq="float")

@@ -69,7 +69,7 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1)], ids=str)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_small_shapes(quantize_key, shape):
     name = quantize_key.quantized.name
     x = np.full(shape, 2.5, np.float32)
@@ -174,6 +174,7 @@ def test_axis_of_another_type_is_refused_at_load():
     ],
 )
 @domains
+@pytest.mark.by_default(8)
 def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, message):
     node = session(one_node("quantize", "int8", domain=domain, attributes={"axis": axis}))
     feeds = {"x": np.ones(x, np.float32), "scale": np.ones(scale, np.float32), "zero_point": np.zeros(zero_point, np.int8)}

@@ -74,6 +74,7 @@ def bits(made):
         (f"{OURS}  y = Relu (p)", {"keep_quantized_weights": True}, True),
     ],
 )
+@pytest.mark.by_default(2)
 def test_what_is_written(nodes, named, expected, written):
     source = model_of(nodes)
     made, found = written(source, OTHERS, **named)
@@ -198,6 +199,7 @@ def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
 
 
 @pytest.mark.parametrize(("zero_point", "expected"), [(np.int8(3), ""), (np.float16(0), "may compute its standard form")])
+@pytest.mark.by_default(1)
 def test_forms_for_openvino(zero_point, expected):
     """Float types stay operators of this package. In a form of integers no node is left to the CPU's provider."""
     source = text_model("(float[2, 4] x) => (float[] y) { y = Pair (x, s, z) }", s=np.float32(0.3), z=zero_point)
