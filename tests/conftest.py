@@ -45,7 +45,8 @@ def pytest_sessionstart():
 
 
 def untraced(function):
-    """Return the function, which runs without a trace. Numba's passes take twice as long with one."""
+    """Return the function, which runs without a trace. Numba's passes take half of their time again with one. Of the package,
+    they run only `intrinsics`."""
 
     def run(*arguments, **options):
         trace = sys.gettrace()

@@ -90,7 +90,7 @@ def fresh(value, rng):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("seconds", [0.2, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [0.2, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.by_default(1)
 def test_any_arguments(function, seconds):
     positional, keywords = FUNCTIONS[function]

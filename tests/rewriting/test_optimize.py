@@ -129,7 +129,7 @@ def graphs(draw, names):
     return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
 
 
-@sizes("examples", 5, slow=100, full=300)
+@sizes("examples", 5, slow=100, exhaustive=300)
 def test_generated_graphs(examples):
     rewritten = []
 

@@ -674,7 +674,7 @@ for number in itertools.count():
 
 
 @pytest.mark.slow
-@sizes("kills", 1, slow=2, full=30)
+@sizes("kills", 1, slow=2, exhaustive=30)
 def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""
     before = pair_model((2000, 400), "int8", ())

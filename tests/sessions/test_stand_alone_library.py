@@ -98,7 +98,7 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-@sizes("count", 100, full=1000)
+@sizes("count", 100, exhaustive=1000)
 @pytest.mark.slow
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
