@@ -53,7 +53,7 @@ def calls(draw, names=QUANTIZED, full=FULL):
         blocks = list(x.shape)
         blocks[axis] = -(-x.shape[axis] // block_size)
         shape = tuple(blocks)
-    scale = draw(npst.arrays(np.float32, shape, elements=floats)).astype(oracle.dtype(draw(st.sampled_from(FULL[::2]))))
+    scale = draw(npst.arrays(np.float32, shape, elements=floats)).astype(oracle.dtype(draw(st.sampled_from(full[::2]))))
     choices = samples.zero_points(name)
     picks = draw(npst.arrays(np.int64, shape, elements=st.integers(0, len(choices) - 1)))
     zero_point = np.array(choices)[picks] if draw(st.booleans()) else None

@@ -31,7 +31,7 @@ def fused(name, **attributes):
 
 
 @keys("quantize_dequantize")
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_kernel(key):
     """The inputs include every tie of the type and both its neighbours."""
     name = key.quantized.name
@@ -117,7 +117,7 @@ def test_native_node(name):
 @pytest.mark.compiled
 @in_sessions
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(3)
 def test_extensions_node(granularity, name):
     if not extensions.carries(find(name)):
         with pytest.raises(Exception, match=r"Type 'tensor\(.*\)'.*QuantizeDequantizeLinear"):
