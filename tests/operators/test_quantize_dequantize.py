@@ -117,7 +117,7 @@ def test_native_node(name):
 @pytest.mark.compiled
 @in_sessions
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_extensions_node(granularity, name):
     if not extensions.carries(find(name)):
         with pytest.raises(Exception, match=r"Type 'tensor\(.*\)'.*QuantizeDequantizeLinear"):
@@ -145,7 +145,7 @@ def test_wrong_shapes_in_a_session():
 
 
 @in_sessions
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_schema_and_evaluator(name):
     quark_numba.register_schemas()
     x_shape, (scale, zero_point), spread, attributes = cell("blocks_along_last_axis", "float32", name, True)
