@@ -175,6 +175,7 @@ def test_a_model_written_to_the_output(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no shell of POSIX")
+@pytest.mark.slow
 def test_no_output_at_all():
     words, environment = command("info")
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], env=environment, stderr=subprocess.PIPE, timeout=300)
@@ -344,6 +345,7 @@ def test_an_output_that_is_full():
 
 
 @pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
+@pytest.mark.slow
 def test_messages_that_cannot_be_written(twice):
     """The results come all the same."""
     with open("/dev/full", "w") as full:

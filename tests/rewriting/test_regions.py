@@ -788,6 +788,7 @@ def test_shapes_that_do_not_go_together():
     ids=["transformer", "cnn", "detector"],
 )
 @pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_architectures(source, name):
     x = source.graph.input[0]
     shape = [each.dim_value for each in x.type.tensor_type.shape.dim]

@@ -134,6 +134,7 @@ def of_kernel(form, mode, parameters, x):
 
 @pytest.mark.parametrize("operator", OF_DIALECTS, ids=lambda each: each.name)
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 90), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.by_default(4)
 def test_random_nodes(operator, seeds):
     """Nodes of all forms and rounding modes give the bits of the oracles, as constants of one element or of several."""
     for seed in seeds:

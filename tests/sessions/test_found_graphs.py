@@ -232,6 +232,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
 @pytest.mark.covering
 @pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}

@@ -438,6 +438,7 @@ def test_a_linker_that_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.slow
 def test_a_full_disk(tmp_path, monkeypatch):
     """The child process cannot write. It says so in a line, without a traceback."""
     compile_ = build._compile
