@@ -787,7 +787,6 @@ def test_shapes_that_do_not_go_together():
     [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1), architectures.text_detector(32)],
     ids=["transformer", "cnn", "detector"],
 )
-@pytest.mark.by_default(1)
 @pytest.mark.slow
 def test_architectures(source, name):
     x = source.graph.input[0]

@@ -173,7 +173,6 @@ def test_numbers_need_no_rule_for_nan():
 @pytest.mark.parametrize("graphs", ["sessions", "qdq", "dialects", "blocks"])
 @batches(default=(0, 2, 2), slow=(2, 8, 6), full=(8, 50, 21), exhaustive=(50, 1550, 100))
 @pytest.mark.compiled
-@pytest.mark.by_default(1)
 @pytest.mark.slow
 def test_generated_graphs(graphs, seeds):
     """``python tests/support/standard_models.py`` does the same. A graph may have a node without a form, if its types are not

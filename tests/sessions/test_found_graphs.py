@@ -231,7 +231,6 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("name", ["fine", "float16", "bfloat16"])
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
 @pytest.mark.slow
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""

@@ -101,7 +101,6 @@ def test_any_number_of_threads(threads, size):
 
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.by_default(1)
-@pytest.mark.slow
 def test_past_the_cache(name):
     """Results are larger than 16 MiB."""
     x = np.random.default_rng(10).normal(0, 20, (1 << 24) + 77).astype(np.float32)
