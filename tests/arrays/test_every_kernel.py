@@ -138,7 +138,7 @@ def test_unsaturated(name):
 
 
 @pytest.mark.parametrize("code", range(256))
-@pytest.mark.by_default(4)
+@pytest.mark.slow
 def test_float8e8m0_scales(code):
     """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))

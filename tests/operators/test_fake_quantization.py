@@ -267,7 +267,7 @@ def test_casts(form, dtype):
 
 
 @operators
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_tools_of_onnx(operator):
     """The checker accepts a node, its shape is inferred, and the reference evaluator gives its bits."""
     quark_numba.register_schemas()

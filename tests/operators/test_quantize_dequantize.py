@@ -44,7 +44,7 @@ def test_kernel(key):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_granularity(granularity, name):
     for with_zero_point in (True, False):
         x_shape, parameters, spread, attributes = cell(granularity, "float32", name, with_zero_point)

@@ -142,6 +142,7 @@ def weights():
 
 @pytest.mark.parametrize("are_inputs", [False, True])
 @pytest.mark.parametrize("keep_quantized_weights", [False, True])
+@pytest.mark.by_default(1)
 def test_weights(keep_quantized_weights, are_inputs):
     """They are folded. With `keep_quantized_weights` the scales of the blocks are, and the codes stay."""
     before = weights()

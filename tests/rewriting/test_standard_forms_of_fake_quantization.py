@@ -260,7 +260,7 @@ def test_opsets(form, opset):
 
 
 @pytest.mark.parametrize(("form", "mode"), MODES)
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_reference_evaluator(form, mode):
     """onnx's own evaluator gives the same bits. numpy says nothing of the sign of a zero that is a bound, too."""
     for seed, parameters in enumerate(PARAMETERS[form]):

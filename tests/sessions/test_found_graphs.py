@@ -250,7 +250,7 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
 @pytest.mark.parametrize("operators", ["Mul", "Add", "Mul Add", "Add Relu", "Sub", "Div"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dimensions):
     shape = {"scalar": (), "channel": (channels, 1, 1), "full rank": (1, channels, 1, 1)}[dimensions]
     constants = {"w1": normal((channels, 3, 3, 3)), "b": normal(channels), "c": normal(shape, 1) + np.float32(3)}
