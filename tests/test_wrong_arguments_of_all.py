@@ -7,12 +7,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx_models import model
+from rewritten_models import pair, scale_and_zero_point
 from textline import BF16
 
 import quark_numba as q
 
 X = np.ones((2, 32), np.float32)
-FEEDS = [{"x": np.ones((1, 3, 48, 192), np.float32)}]
+FEEDS = [{"x": X}]
+SMALL = model(pair(), [("x", "float32", X.shape)], ["y"], initializers=scale_and_zero_point())
 
 
 class Nothing:
@@ -94,7 +97,7 @@ TABLE = {
         },
     ),
     "analyze": (
-        {"model": BF16, "data": FEEDS},
+        {"model": SMALL, "data": FEEDS},
         OF_RUNS
         | {
             "sweep": FLAG,
@@ -104,7 +107,7 @@ TABLE = {
         },
     ),
     "evaluate": (
-        {"model": BF16, "data": FEEDS},
+        {"model": SMALL, "data": FEEDS},
         OF_RUNS
         | {
             "labels": [*TEXT, ""],

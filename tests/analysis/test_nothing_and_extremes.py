@@ -105,7 +105,7 @@ HISTOGRAMS = {
 
 
 @pytest.mark.parametrize(("scale", "x"), HISTOGRAMS.values(), ids=HISTOGRAMS)
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_histograms(scale, x):
     """Each finite element is in a bin, and the others are counted."""
     pytest.importorskip("matplotlib")

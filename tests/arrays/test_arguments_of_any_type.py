@@ -90,8 +90,8 @@ def fresh(value, rng):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("seconds", [0.2, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.by_default(2)
+@pytest.mark.parametrize("seconds", [0.2, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.by_default(1)
 def test_any_arguments(function, seconds):
     positional, keywords = FUNCTIONS[function]
     rng, end, calls, results = random.Random(0), time.monotonic() + seconds, 0, 0

@@ -35,7 +35,7 @@ def check(x, codes, scale, zero_point, name, attributes):
 
 @keys("quantize")
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_quantize_kernel(key):
     """A 16-bit type has all its values as inputs. The inputs in float32 include every tie and both its neighbours."""
     name, precision = key.y.name, key.precision.name
@@ -50,6 +50,7 @@ def test_quantize_kernel(key):
 
 @keys("dequantize")
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_dequantize_kernel(key):
     """A type of up to 16 bits has all its codes as inputs."""
     name, output = key.x.name, key.y.name
@@ -65,7 +66,7 @@ def test_dequantize_kernel(key):
 @quantized_types("quantize")
 @with_or_without_zero_point
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
@@ -90,6 +91,7 @@ def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
 @quantized_types("quantize")
 @pytest.mark.parametrize("granularity", [name for name in GRANULARITIES if name != "per_tensor"])
 @pytest.mark.parametrize("last", [0, -1], ids=["all_zero", "zero_but_for_one"])
+@pytest.mark.by_default(4)
 def test_zero_points_of_zero(granularity, name, last):
     x_shape, (scale, zeros), _, attributes = cell(granularity, "float32", name, True)
     zeros[...] = 0
@@ -136,7 +138,7 @@ def test_unsaturated(name):
 
 
 @pytest.mark.parametrize("code", range(256))
-@pytest.mark.by_default(16)
+@pytest.mark.slow
 def test_float8e8m0_scales(code):
     """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))

@@ -182,6 +182,7 @@ def test_types_of_scales_and_zero_points_change_from_call_to_call(itemsize):
 
 
 @pytest.mark.parametrize("order", "<>")
+@pytest.mark.by_default(1)
 def test_int32_scales_of_any_byte_order(order):
     """A scale just beside a tie of bfloat16 is rounded once."""
     x = np.array([2**30, 2**31 - 1, 5], np.int32)

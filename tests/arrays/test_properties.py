@@ -39,10 +39,10 @@ def strided(draw, dtype, elements, **sizes):
 
 
 @st.composite
-def calls(draw):
+def calls(draw, names=QUANTIZED, full=FULL):
     """Draw x, scale, zero point and type, the attributes, and the scale and zero point of each element."""
-    x = draw(strided(draw(st.sampled_from(FULL)), floats, max_side=9))
-    name = draw(st.sampled_from(QUANTIZED))
+    x = draw(strided(draw(st.sampled_from(full)), floats, max_side=9))
+    name = draw(st.sampled_from(names))
     granularity = draw(st.sampled_from(["tensor", "axis", "block"])) if x.ndim else "tensor"
     axis, block_size, shape = 0, 0, ()
     if granularity != "tensor":
@@ -53,7 +53,7 @@ def calls(draw):
         blocks = list(x.shape)
         blocks[axis] = -(-x.shape[axis] // block_size)
         shape = tuple(blocks)
-    scale = draw(npst.arrays(np.float32, shape, elements=floats)).astype(oracle.dtype(draw(st.sampled_from(FULL[::2]))))
+    scale = draw(npst.arrays(np.float32, shape, elements=floats)).astype(oracle.dtype(draw(st.sampled_from(full[::2]))))
     choices = samples.zero_points(name)
     picks = draw(npst.arrays(np.int64, shape, elements=st.integers(0, len(choices) - 1)))
     zero_point = np.array(choices)[picks] if draw(st.booleans()) else None
@@ -61,14 +61,16 @@ def calls(draw):
     return x, scale, zero_point, name, {"axis": axis, "block_size": block_size}, spread
 
 
-# More examples need more kernels to be compiled.
-more_examples = sizes("examples", 5, slow=40, full=1000)
+# Each type needs a kernel. By default, these are kernels that other tests need, too.
+more_examples = sizes("examples", 20, slow=40, full=1000)
 
 
 @more_examples
 def test_quantize_is_the_oracles(examples):
+    few = {"names": ["int8", "bfloat16"], "full": ["float32"]} if examples == 20 else {}
+
     @settings(max_examples=examples)
-    @given(calls())
+    @given(calls(**few))
     def check(call):
         x, scale, zero_point, name, attributes, spread = call
         before = x.copy()

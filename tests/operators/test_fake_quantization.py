@@ -94,7 +94,7 @@ def test_probes_in_sessions(operator, modes):
 
 @operators
 @firsts
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_random_nodes(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -104,7 +104,7 @@ def test_random_nodes(operator, first):
 @pytest.mark.compiled
 @operators
 @firsts
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_random_nodes_in_sessions(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -120,7 +120,7 @@ OLDER = [each for each in OPERATORS if each.newer_name and each.domain in QONNX_
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("operator", OLDER, ids=lambda each: each.full_name)
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_older_domains(operator):
     node = random_node(QONNX, operator.name, 4)._replace(domain=operator.domain)
     assert_same_bits(session(node.model()).run(None, node.feeds())[0], node.expected())
@@ -177,7 +177,7 @@ def of_own(node):
 
 
 @pytest.mark.parametrize("operator", OF_FAKE_QUANTIZATION, ids=lambda each: each.name)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_own_operator(operator):
     """The operator that `optimize` writes gives the bits of the one that it replaces, on arrays and in a session."""
     for seed in range(4, 7):
@@ -192,7 +192,7 @@ def test_own_operator(operator):
 @pytest.mark.parametrize(
     "operator", [each for each in OF_FAKE_QUANTIZATION if len(each.inputs) > 1], ids=lambda each: each.name
 )
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_types_of_numbers(operator):
     """Each number has any type that holds it, whatever the others have. QKeras's scales are float64, and the rest int64."""
     node = random_node(operator.domain, operator.name, 6)
@@ -243,6 +243,7 @@ def test_codes():
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)])
+@pytest.mark.by_default(1)
 def test_casts(form, dtype):
     """The forms without parameters give what a Cast to the type and back gives: for every code, for the middle between each two
     neighbours, and beside it."""
@@ -266,7 +267,7 @@ def test_casts(form, dtype):
 
 
 @operators
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(1)
 def test_tools_of_onnx(operator):
     """The checker accepts a node, its shape is inferred, and the reference evaluator gives its bits."""
     quark_numba.register_schemas()
@@ -282,6 +283,7 @@ def test_tools_of_onnx(operator):
 
 
 @operators
+@pytest.mark.by_default(3)
 def test_constants_are_folded(operator):
     """Also those with int64 bit widths."""
     for seed in (4, 6, 7):

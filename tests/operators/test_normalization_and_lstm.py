@@ -333,6 +333,7 @@ def test_wrong_attributes_of_shape_inference(attributes, message):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["hidden_size", *(f"{a}_{b}" for a in "xwrby" for b in ("scale", "zero_point"))])
+@pytest.mark.by_default(4)
 def test_missing_attributes(name):
     attributes = dict(LAYER)
     value = attributes.pop(name)

@@ -43,7 +43,7 @@ def assert_same(actual, expected):
 
 @pytest.mark.parametrize("case", node_tests())
 @pytest.mark.parametrize("way", ["direct call", "evaluator"])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(2)
 def test_backend_case(case, way):
     (node,) = case.model.graph.node
     for inputs, (expected,) in case.data_sets:

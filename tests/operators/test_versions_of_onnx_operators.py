@@ -82,7 +82,7 @@ def accepted(call, *arguments, **attributes):
 
 @pytest.mark.usefixtures("no_kernels")
 @opsets
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_types_of_quantize(opset):
     """Calls accept exactly the combinations of types in the schema. The zero point or dtype gives the output type."""
     expected = schema("quantize", opset)
@@ -98,7 +98,7 @@ def test_types_of_quantize(opset):
 
 @pytest.mark.usefixtures("no_kernels")
 @opsets
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_types_of_dequantize(opset):
     """Calls accept exactly the combinations of types in the schema. The scale or output_dtype gives the output type."""
     expected = schema("dequantize", opset)

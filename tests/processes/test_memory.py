@@ -140,7 +140,7 @@ SHAPES = [
 @guard
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
@@ -181,7 +181,7 @@ def test_any_size_stays_within_its_arrays(operation, name):
 @guard
 @pytest.mark.parametrize(
     "key",
-    list(BLOCK_TABLE),
+    [key if key.x is FLOAT32 else pytest.param(key, marks=pytest.mark.exhaustive) for key in BLOCK_TABLE],
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
 @pytest.mark.covering
@@ -404,7 +404,7 @@ def growth(use, before, times, allowed):
 
 
 @linux
-@sizes("times", 200, full=1000)
+@sizes("times", 200, exhaustive=1000)
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
 @pytest.mark.slow
 def test_many_sessions(of, times):

@@ -150,6 +150,7 @@ def test_subgraphs_and_functions():
 
 
 @types
+@pytest.mark.by_default(1)
 def test_sessions(name):
     """`InferenceSession` has the bits of a session that runs every Cast, also between convolutions in the blocked layout."""
     rng = np.random.default_rng(52)

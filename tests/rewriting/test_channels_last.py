@@ -56,6 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("has_shape", [True, False])
+@pytest.mark.by_default(8)
 def test_nodes(case, has_shape):
     """A node gives the bits of ONNX's own on moved axes."""
     name, rank, constants, attributes = CASES[case]

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.compiled
 
 def test_constants_are_computed():
     weight = np.random.default_rng(41).normal(0, 3, (6, 3)).astype(np.float32)
-    domains = {"bfloat16": "com.amd.quark", "uint16": "com.vai.quantize", "int8": "", "uint8": "com.microsoft"}
-    for name, domain in domains.items():
+    domains = {"com.amd.quark": "bfloat16", "com.vai.quantize": "bfloat16", "": "int8", "com.microsoft": "uint8"}
+    for domain, name in domains.items():
         nodes = [*pair("weight", domain=domain), "z = MatMul (x, y)"]
         initializers = [constant("weight", weight), *scale_and_zero_point(name)]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[domain])
@@ -149,13 +149,13 @@ def test_nodes_behind_codes_of_blocks(more, expected):
     """They are folded as they are behind floats. A Gather takes rows of floats."""
     weight = np.random.default_rng(48).normal(0, 3, (64, 5)).astype(np.float32)
     initializers = [*scale_and_zero_point(), constant("i", np.array([3, 60]))]
-    before = blocks_model(weight, more=more, initializers=initializers, element_dtype="fp8_e4m3")
+    before = blocks_model(weight, more=more, initializers=initializers)
     assert_rewritten(before, expected, ONE, keep_quantized_weights=True)
 
 
 def test_equal_nodes_of_block_formats_share_codes():
     weight = np.random.default_rng(46).normal(0, 3, (64, 5)).astype(np.float32)
-    nodes = [f'{y} = com.amd.quark.MXQuantizeDequantize <axis = 0, element_dtype = "fp8_e4m3"> (w)' for y in ("y", "y2")]
+    nodes = [f"{y} = com.amd.quark.MXQuantizeDequantize <axis = 0> (w)" for y in ("y", "y2")]
     before = model([*nodes, "z = Mul (y2, y)"], [], ["z"], initializers=[constant("w", weight)])
     result = assert_rewritten(before, ["Dequantize", "Dequantize", "Mul"], {}, keep_quantized_weights=True)
     assert len(result.model.graph.initializer) == 2

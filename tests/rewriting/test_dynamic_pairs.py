@@ -72,6 +72,7 @@ def test_special_values():
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
+@pytest.mark.by_default(1)
 def test_any_axis(axis):
     other = axis - 2 if axis >= 0 else axis + 2
     block_size = 3 if axis in (0, -2) else 16
@@ -141,6 +142,7 @@ def weights():
 
 @pytest.mark.parametrize("are_inputs", [False, True])
 @pytest.mark.parametrize("keep_quantized_weights", [False, True])
+@pytest.mark.by_default(1)
 def test_weights(keep_quantized_weights, are_inputs):
     """They are folded. With `keep_quantized_weights` the scales of the blocks are, and the codes stay."""
     before = weights()
@@ -170,7 +172,7 @@ def test_constant_inputs_are_folded():
         assert_rewritten(of_nodes(*nodes, "z = Add (x, y)", w=X), ["Add"], {"x": X}, standard_ops=True)
 
 
-@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["nvfp4", "fp8"])
 @pytest.mark.by_default(1)
 def test_models_of_modelopt(name):
     """No quantization node is left but round trips, and all values that both models have are equal."""

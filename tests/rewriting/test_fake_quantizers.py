@@ -141,7 +141,7 @@ def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0, axi
     ],
 )
 @pytest.mark.parametrize("scale", [(), (5,)])
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(2)
 def test_clips_of_codes(dtype, bounds, zero_point, scale, opset):
     before = clipped(dtype, scale, bounds, opset, zero_point)
     result = assert_rewritten(before, ["Region"], FEEDS, qdq="float", standard_ops=True)
@@ -170,7 +170,7 @@ def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
 
 @pytest.mark.parametrize("path", other_quantizers.models_of("qonnx", "mct"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("qdq", ["auto", "float"])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_models_of_other_quantizers(path, qdq):
     """All values of a model stay, and its inputs, unless the initializers among them are to become constants. With
     `qdq="onnxruntime"` a model stays as it is if ONNX's own operators quantize activations in it."""

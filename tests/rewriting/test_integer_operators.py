@@ -147,7 +147,7 @@ def test_products_of_matrices(always, integers, kind, has_axis, activations, wei
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("kind", ["MatMul", "Add", "Mul", "Concat"])
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_two_activations(always, kind, activations, zero_points):
     """QLinearAdd and QLinearMul round ties in another way if the zero point of the output is odd, so that they are not used."""
     layers = Layers(activations, zero_points=zero_points)
@@ -165,7 +165,7 @@ def test_two_activations(always, kind, activations, zero_points):
     ("divisor", "is_integer"),
     [(4, True), ([8], True), (12, False), (6.1, True), (-4, False), (0, False), ([[[[[4]]]]], False), ([4, 2] * 4, False)],
 )
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(2)
 def test_division(always, divisor, is_integer, activations, zero_points):
     """A division by a constant becomes QLinearMul with its reciprocal, unless that is inexact and there are ties."""
     layers = Layers(activations, zero_points=zero_points)
@@ -177,7 +177,7 @@ def test_division(always, divisor, is_integer, activations, zero_points):
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("kind", ["GlobalAveragePool", "AveragePool", "MaxPool", "Reshape", "Transpose"])
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(3)
 def test_one_activation(always, kind, activations, zero_points):
     layers = Layers(activations, zero_points=(zero_points[0], zero_points[0]))
     inputs, attributes = [layers.input("x", IMAGE, 0.5)], {}
@@ -205,6 +205,7 @@ def test_one_activation(always, kind, activations, zero_points):
         ([("Clip", (-9000, 9000))], 128, False),
     ],
 )
+@pytest.mark.by_default(5)
 def test_clips_of_codes(always, clips, zero_point, is_clipped, activations):
     layers = Layers(activations, zero_points=(100, zero_point))
     v = layers.product()
@@ -402,7 +403,7 @@ IMAGES = (1, 8, 12, 12)
         (["Erf", "Erf"], "uint8", (4, 64), ""),
     ],
 )
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_what_is_faster_on_integers(kinds, element_type, shape, integer):
     before = layers(kinds, element_type, shape)
     after = optimized(before).model

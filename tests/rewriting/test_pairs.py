@@ -31,7 +31,7 @@ pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize("name", oracle.EXTENDED)
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_pairs_are_fused(name):
     parameters = scale_and_zero_point(name, 0.3, 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5)
     before = model([*pair(), "z = Relu (y)"], [("x", "float32", X.shape)], [("z", "float32", X.shape)], initializers=parameters)

@@ -83,6 +83,7 @@ def assert_right(key, source, x, scale, zero_point, spread, are_constants, level
 
 @pytest.mark.parametrize("key", TABLE, ids=key_id)
 @pytest.mark.covering
+@pytest.mark.by_default(5)
 def test_every_type(key):
     """One scale and zero point, on inputs that are hard for the type."""
     name, quick = key.quantized.name, LEVELS[:1]
@@ -122,6 +123,7 @@ SATURATED = [key for key in TABLE if key.operation == "quantize_dequantize" and 
 
 
 @pytest.mark.parametrize("key", SATURATED, ids=key_id)
+@pytest.mark.by_default(2)
 def test_floats_for_webgpu(key):
     """Neither a Cast, nor a Clip, which might lose NaN."""
     name = key.quantized.name
@@ -171,7 +173,7 @@ def test_numbers_need_no_rule_for_nan():
 @pytest.mark.parametrize("graphs", ["sessions", "qdq", "dialects", "blocks"])
 @batches(default=(0, 2, 2), slow=(2, 8, 6), full=(8, 50, 21), exhaustive=(50, 1550, 100))
 @pytest.mark.compiled
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_generated_graphs(graphs, seeds):
     """``python tests/support/standard_models.py`` does the same. A graph may have a node without a form, if its types are not
     known, or the opset lacks them."""

@@ -82,7 +82,7 @@ def ties(block, bits):
 
 @formats
 @rounding_modes
-@pytest.mark.by_default(24)
+@pytest.mark.by_default(8)
 def test_every_format(operator, name, rounding_mode):
     attributes = attributes_of(operator, name, rounding_mode)
     block = attributes["block_size"]
@@ -121,7 +121,7 @@ OF_SHAPES = [
 
 @pytest.mark.parametrize(("operator", "name"), OF_SHAPES, ids=[name for _, name in OF_SHAPES])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.by_default(16)
+@pytest.mark.by_default(4)
 def test_shapes(operator, name, shape):
     """All lengths are known, none is, or some are. A run of a model with several unknown lengths takes no x without
     elements."""

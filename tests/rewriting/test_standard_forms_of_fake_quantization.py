@@ -134,6 +134,7 @@ def of_kernel(form, mode, parameters, x):
 
 @pytest.mark.parametrize("operator", OF_DIALECTS, ids=lambda each: each.name)
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 90), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.by_default(4)
 def test_random_nodes(operator, seeds):
     """Nodes of all forms and rounding modes give the bits of the oracles, as constants of one element or of several."""
     for seed in seeds:
@@ -259,7 +260,7 @@ def test_opsets(form, opset):
 
 
 @pytest.mark.parametrize(("form", "mode"), MODES)
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_reference_evaluator(form, mode):
     """onnx's own evaluator gives the same bits. numpy says nothing of the sign of a zero that is a bound, too."""
     for seed, parameters in enumerate(PARAMETERS[form]):

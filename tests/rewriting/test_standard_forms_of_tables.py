@@ -48,6 +48,7 @@ def assert_right(node, *, constants=True, levels=LEVELS):
 
 @pytest.mark.parametrize("operator", OF_DIALECTS, ids=lambda each: each.name)
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 90), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.by_default(1)
 def test_random_nodes(operator, seeds):
     for seed in seeds:
         assert_right(random_node(operator.domain, operator.name, seed))

@@ -121,6 +121,7 @@ def test_what_is_beside_onnx_runtimes_nodes_stays():
 
 
 @pytest.mark.parametrize("qdq", ["auto", "float"])
+@pytest.mark.by_default(1)
 def test_no_optimiser_quantizes_the_input_of_kept_codes(qdq):
     """ONNX Runtime turns a DequantizeLinear in front of a MatMul into a product that quantizes its other input."""
     random = np.random.default_rng(2)

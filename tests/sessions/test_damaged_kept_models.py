@@ -108,7 +108,7 @@ def test_every_file_damaged_in_every_way(path, way):
 @posix
 @pytest.mark.usefixtures("_no_hang")
 @pytest.mark.parametrize("way", ["a folder", "a link", "a link to nothing", "a link to itself", "a pipe", "a subfolder"])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
     """It is made again, and nothing outside is removed."""
     entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
@@ -144,6 +144,7 @@ def test_exchanged_entries(path):
         assert result(quark_numba.InferenceSession(other, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.by_default(1)
 def test_a_folder_that_goes_while_sessions_live(path):
     sessions = [quark_numba.InferenceSession(path, cache=path.parent / "cache") for _ in range(2)]
     shutil.rmtree(path.parent / "cache", ignore_errors=os.name == "nt")  # Windows keeps files that are in use
@@ -154,7 +155,7 @@ def test_a_folder_that_goes_while_sessions_live(path):
 
 
 @pytest.mark.parametrize("hours", [-(10**5), -1, 1, 10**5])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_a_clock_that_is_wrong(path, hours, monkeypatch):
     """The digest of a file is not that of its content before, whatever the clock says."""
     now = kept_names.time.time_ns

@@ -62,7 +62,7 @@ def assert_same(source, feeds, exact=True):
 @pytest.mark.parametrize("dimensions", [1, 3])
 @pytest.mark.parametrize("width", [8, 1])
 @pytest.mark.parametrize("channels", [8, 16, 20])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_a_constant_between_transposes(channels, width, operator, dimensions):
     shape = (channels,) if dimensions == 1 else (6, width, channels)
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid(shape, 2)}
@@ -74,7 +74,7 @@ def test_a_constant_between_transposes(channels, width, operator, dimensions):
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["x first", "x last"])
 @pytest.mark.parametrize(("channels", "width"), [(8, 8), (8, 1), (16, 16), (20, 8)])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_a_second_variable_between_transposes(channels, width, operator, is_turned):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     operands = "tb, ta" if is_turned else "ta, tb"
@@ -112,7 +112,7 @@ def branches(nodes, other):
 @pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_captured_values(channels, operator, captured):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     constants |= {"true": np.array(True), "two": np.array(2, np.int64), "eighth": np.float32(0.125)}
@@ -138,6 +138,7 @@ def test_captured_values(channels, operator, captured):
 
 
 @pytest.mark.parametrize("channels", [16, 20])
+@pytest.mark.by_default(1)
 def test_a_region_in_a_branch(channels):
     """The region takes a value of the graph outside, and its output goes to a convolution outside."""
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
@@ -156,7 +157,7 @@ def test_a_region_in_a_branch(channels):
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.parametrize("between", ["nothing", "Relu", "constants", "gate"])
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_one_input_that_is_not_finite(channels, name, value, between):
     """Channels of padding become NaN by Inf times 0, which must not reach other channels."""
     constants = {"w1": np.abs(grid((channels, 3, 1, 1))), "w2": np.abs(grid((4, channels, 1, 1), 1)) / 2, "c": np.float32(0.5)}
@@ -230,7 +231,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("name", ["fine", "float16", "bfloat16"])
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
@@ -249,7 +250,7 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
 @pytest.mark.parametrize("operators", ["Mul", "Add", "Mul Add", "Add Relu", "Sub", "Div"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dimensions):
     shape = {"scalar": (), "channel": (channels, 1, 1), "full rank": (1, channels, 1, 1)}[dimensions]
     constants = {"w1": normal((channels, 3, 3, 3)), "b": normal(channels), "c": normal(shape, 1) + np.float32(3)}
@@ -267,7 +268,7 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
 
 @pytest.mark.parametrize("channels", [16, 20, 5])
 @pytest.mark.parametrize("outputs", ["y", "y q", "y a", "y r q2"])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_two_regions_of_one_value(channels, outputs):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
     nodes = """

@@ -234,6 +234,7 @@ def test_providers_of_a_large_model(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.by_default(1)
 def test_what_others_read_of_a_session(is_large, monkeypatch, tmp_path):
     """Hugging Face's optimum, for one, reads the path of the model, and copies the file with its session."""
     if is_large:

@@ -60,12 +60,14 @@ def prepares(monkeypatch):
     return made
 
 
+@pytest.mark.by_default(1)
 def test_the_command_and_sessions_share_models(path, folder, prepares):
     assert cli.main(["run", str(path), "--optimize", "--runs", "1", "--cache", str(folder)]) == 0
     assert kept_result(path) == EXPECTED
     assert len(prepares) == 1
 
 
+@pytest.mark.by_default(1)
 def test_a_model_is_prepared_once(path, folder, prepares):
     for _ in range(3):
         session = quark_numba.InferenceSession(path, cache=folder)
@@ -78,6 +80,7 @@ def test_a_model_is_prepared_once(path, folder, prepares):
     }
 
 
+@pytest.mark.by_default(1)
 def test_each_model_and_each_option_has_its_own(path, folder, prepares):
     quark_numba.InferenceSession(path, cache=folder)
     quark_numba.InferenceSession(path, cache=folder, keep_quantized_weights=True)
@@ -168,6 +171,7 @@ def test_a_damaged_entry_is_made_again(path, folder, prepares, damage):
     assert entry_of(folder) == entry
 
 
+@pytest.mark.by_default(1)
 def test_a_copied_folder_is_checked_and_used(path, folder, prepares):
     quark_numba.InferenceSession(path, cache=folder)
     shutil.copytree(folder, path.parent / "copy")
@@ -177,6 +181,7 @@ def test_a_copied_folder_is_checked_and_used(path, folder, prepares):
     assert manifest["files"]["model.onnx"][0] == file_states.state_of(entry_of(path.parent / "copy") / "model.onnx")
 
 
+@pytest.mark.by_default(1)
 def test_the_models_used_least_recently_go_first(path, folder, monkeypatch):
     monkeypatch.setattr(kept_names, "_RACY_NS", 10**12)  # keep no digests, and so no kernels: all entries have one size
     for number, name in enumerate(("a", "b", "c")):
@@ -421,6 +426,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     assert (folder / "quark_numba_datasets").is_dir()
 
 
+@pytest.mark.by_default(1)
 def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplog):
     """It stays, and the session runs without a kept model."""
     quark_numba.InferenceSession(path, cache=folder)
@@ -447,6 +453,7 @@ def test_a_folder_that_is_removed_while_a_session_is_created(path, caplog, monke
     assert "a model cannot be kept: it was removed while a session was created" in caplog.text
 
 
+@pytest.mark.by_default(1)
 def test_a_model_from_the_future(path, folder):
     """Its digest is kept, as are those of others. It is not if the model may change again without a change of its times."""
     os.utime(path, (2**32, 2**32))
@@ -458,6 +465,7 @@ def test_a_model_from_the_future(path, folder):
     assert [*folder.glob("*.digests")]
 
 
+@pytest.mark.by_default(1)
 def test_what_a_killed_removal_leaves(path, folder, monkeypatch):
     """The next session or removal removes it, since the mark goes last."""
     quark_numba.InferenceSession(path, cache=folder)

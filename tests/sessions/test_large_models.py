@@ -170,7 +170,7 @@ MODELS_OF_ONE_WEIGHT = {
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
 @pytest.mark.covering
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(3)
 def test_parts_of_a_weight(kind, keep_quantized_weights, tmp_path, request):
     before = MODELS_OF_ONE_WEIGHT[kind]()
     whole = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq="float")
@@ -674,7 +674,7 @@ for number in itertools.count():
 
 
 @pytest.mark.slow
-@sizes("kills", 1, slow=2, full=30)
+@sizes("kills", 1, slow=2, exhaustive=30)
 def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""
     before = pair_model((2000, 400), "int8", ())

@@ -69,7 +69,7 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1)], ids=str)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_small_shapes(quantize_key, shape):
     name = quantize_key.quantized.name
     x = np.full(shape, 2.5, np.float32)
@@ -174,6 +174,7 @@ def test_axis_of_another_type_is_refused_at_load():
     ],
 )
 @domains
+@pytest.mark.by_default(8)
 def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, message):
     node = session(one_node("quantize", "int8", domain=domain, attributes={"axis": axis}))
     feeds = {"x": np.ones(x, np.float32), "scale": np.ones(scale, np.float32), "zero_point": np.zeros(zero_point, np.int8)}
@@ -235,10 +236,8 @@ import numpy as np, oracle
 from onnx_models import model, one_node, run, session
 
 x = np.linspace(-9, 9, 100).astype(np.float32)
-for name in oracle.EXTENDED:
-    zero_point = np.zeros((), oracle.dtype(name))
-    y = run(session(one_node("quantize", name)), x=x, scale=np.float32(1), zero_point=zero_point)
-    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))
+y = run(session(one_node("quantize", "int8")), x=x, scale=np.float32(1), zero_point=np.int8(0))
+oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), np.int8(0), "int8"))
 """
     kept = {name: os.environ[name] for name in ("HOME", "NUMBA_CACHE_DIR") if name in os.environ}
     subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": "/"} | kept, check=True)

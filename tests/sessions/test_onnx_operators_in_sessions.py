@@ -155,7 +155,7 @@ def test_precision(precision, scale_name):
 
 
 @pytest.mark.parametrize("case", node_tests())
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_onnx_node_tests(case):
     """The tests are for the newest opset. An older opset that ONNX Runtime reads has everything that they test."""
 

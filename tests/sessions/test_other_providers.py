@@ -74,6 +74,7 @@ def bits(made):
         (f"{OURS}  y = Relu (p)", {"keep_quantized_weights": True}, True),
     ],
 )
+@pytest.mark.by_default(2)
 def test_what_is_written(nodes, named, expected, written):
     source = model_of(nodes)
     made, found = written(source, OTHERS, **named)

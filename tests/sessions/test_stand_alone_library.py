@@ -98,7 +98,7 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-@sizes("count", 100, full=1000)
+@sizes("count", 100, exhaustive=1000)
 @pytest.mark.slow
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
@@ -431,12 +431,14 @@ def test_no_linker(tmp_path, monkeypatch):
 
 def test_a_linker_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "linker", lambda target: ["false"])
+    monkeypatch.setattr(build, "_compile", lambda job, name: None)
     with pytest.raises(ModelError, match="cannot be linked: false ended with exit code 1: it printed nothing"):
         build_library(small(tmp_path), tmp_path / "out", optimize=False)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.slow
 def test_a_full_disk(tmp_path, monkeypatch):
     """The child process cannot write. It says so in a line, without a traceback."""
     compile_ = build._compile
