@@ -147,7 +147,7 @@ def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
         difference = op.cast(meaning.x, FLOAT32)
     else:
         difference = op.cast(op("Sub", op.cast(meaning.x, wide), zero_point), FLOAT32)
-    y_type = meaning.computes_in or meaning.scale.element_type
+    y_type = meaning.computes_in or _scale_type(meaning)
     y_type = FLOAT32 if y_type is None or y_type is FLOAT8E8M0 else y_type
     return op.cast(op.product(difference, _parameter(op, meaning, meaning.scale, FLOAT32)), y_type)
 
@@ -166,10 +166,16 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
     """Return the type in which the division is done (see ``key.select``)."""
-    scale = meaning.scale.element_type
+    scale = _scale_type(meaning)
     if scale is None:
         raise NoStandardForm("the type of its scale is not known")
     return meaning.computes_in or {FLOAT8E8M0: FLOAT32, INT32: FLOAT64}.get(scale, scale)
+
+
+def _scale_type(meaning: Affine[AnyOperand]) -> ElementType | None:
+    """Return the element type of the scale. A tensor of uint8 holds powers of two, by their exponents."""
+    scale = meaning.scale.element_type
+    return FLOAT8E8M0 if scale is UINT8 else scale
 
 
 def _number(q: AnyOperand, number: float) -> NDArray[Any]:
@@ -192,6 +198,9 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     if shape is None:
         raise NoStandardForm("the shape of its scale is not known")
     given: Any = operand if array is None else array
+    if operand is meaning.scale and operand.element_type is UINT8:
+        values = FLOAT8E8M0.code_values.astype(np.float32)
+        given = op("Gather", values, op.cast(given, INT32), axis=0) if array is None else values[array]
     for element_type in to:
         with np.errstate(over="ignore"):
             given = op.cast(given, element_type) if array is None else given.astype(element_type.dtype)

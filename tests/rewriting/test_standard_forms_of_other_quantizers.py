@@ -3,11 +3,13 @@
 import numpy as np
 import onnx
 import pytest
+import samples
 from onnx_models import feeds_of, session
 from oracle import assert_same_bits
 from other_quantizers import expectation, models_of
 from paths import MODELS
 from standard_models import in_standard_operators, plain_session
+from text_graphs import text_model
 
 from quark_numba import optimize
 
@@ -34,3 +36,26 @@ def test_models(path):
         for actual, expected in zip(*(made.run(None, each) for made in sessions), strict=True):
             assert_same_bits(actual, expected)
             assert not np.all(np.isnan(expected))
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_scales_that_are_exponents(is_constant):
+    """TensorRT's tensors of uint8 hold powers of two by their exponents: computed scales, and constants."""
+    x = samples.SPECIAL[: len(samples.SPECIAL) // 2 * 2].reshape(-1, 2)
+    w = np.random.default_rng(0).integers(0, 255, x.shape, np.uint8)
+    quantized = "q, s = trt.TRT_MXFP8DynamicQuantize <axis = 1, block_size = 2, output_dtype = 17> (x)"
+    if is_constant:
+        quantized = "q = Cast <to = 17> (x)  s = Identity (w)"
+    nodes = (
+        f"{quantized}  y = trt.TRT_MXFP8DequantizeLinear <axis = 1, block_size = {2 - is_constant}, output_dtype = 1> (q, s)"
+    )
+    source = text_model(f"(float[{len(x)}, 2] x) => (float[{len(x)}, 2] y) {{ {nodes} }}", opset=23, w=w)
+    if not is_constant:
+        source.graph.output.append(onnx.helper.make_tensor_value_info("q", 17, x.shape))
+    standard = in_standard_operators(source)
+    assert is_constant or "Gather" in {node.op_type for node in standard.graph.node}
+    actual, expected = (
+        made.run(["y"], {"x": x})[0]
+        for made in (plain_session(standard), session(source, level="DISABLE_ALL", threads=1, standard_ops=True))
+    )
+    assert_same_bits(actual, expected)
