@@ -1,8 +1,8 @@
 """Measure models in standard operators on an execution provider, in turns with the float model on the same provider.
 
 `python bench/execution_providers.py [PROVIDER] [--batch N ...]` prints a table, and with --write puts it into RESULTS.md. On
-the CPU's provider, drop-in sessions of the models as written take part, and InferenceSession. The models are the text-line
-classifier of `tests/models`. On a GPU, the table says which card it is, and products are computed without TF32."""
+the CPU's provider, drop-in sessions of the models as written take part. The models are the text-line classifier of
+`tests/models`. On a GPU, the table says which card it is, and products are computed without TF32."""
 
 import argparse
 import shutil
@@ -45,7 +45,9 @@ def sessions(provider: str, threads: int) -> dict[str, Callable[[dict[str, np.nd
             options = session_options(threads, "session.disable_quant_qdq")  # as `create_session` does
             quark_numba.register(options)
             made[f"{variant}, {DROP_IN}"] = onnxruntime.InferenceSession(_path(variant), options, providers)
-            made[f"{variant}, {INFERENCE_SESSION}"] = quark_numba.InferenceSession(_path(variant), session_options(threads))
+        made[f"{variant}, {INFERENCE_SESSION}"] = quark_numba.InferenceSession(
+            _path(variant), session_options(threads), providers
+        )
     return {name: partial(session.run, None) for name, session in made.items()}
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = sessions(given.provider, given.threads)
     of_batches = {batch: milliseconds(runs, batch) for batch in given.batch}
-    ways = [IN_STANDARD, *([DROP_IN, INFERENCE_SESSION] if given.provider == CPU else [])]
+    ways = [IN_STANDARD, *[DROP_IN] * (given.provider == CPU), INFERENCE_SESSION]
     rows = []
     for batch, times in of_batches.items():
         for variant in VARIANTS:
