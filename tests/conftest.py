@@ -7,7 +7,6 @@ import numba
 import pytest
 from commands import terminal  # noqa: F401  # a fixture for all tests
 from large_models import is_large  # noqa: F401  # the same
-from numba.core import compiler
 
 from quark_numba.compiling.helpers import PROCESSES
 from quark_numba.element_types import FLOAT32
@@ -41,22 +40,6 @@ def keys(operation):
 def pytest_sessionstart():
     if threading.gettrace() and not numba.config.DISABLE_JIT:
         trace_other_threads()
-        compiler.compile_extra = untraced(compiler.compile_extra)
-
-
-def untraced(function):
-    """Return the function, which runs without a trace. Numba's passes take half of their time again with one. Of the package,
-    they run only `intrinsics`."""
-
-    def run(*arguments, **options):
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return function(*arguments, **options)
-        finally:
-            sys.settrace(trace)
-
-    return run
 
 
 def trace_other_threads():
