@@ -13,6 +13,7 @@ import textline
 from granularities import cell, granularities, key_id
 from marks import batches
 from onnx import helper, parser
+from onnx.reference import ReferenceEvaluator
 from onnx_models import model, run, session
 from rewritten_models import constant, operators, pair, scale_and_zero_point
 from standard_models import LEVELS, findings, in_standard_operators, plain_session
@@ -117,6 +118,23 @@ def test_granularities(key, granularity, are_constants):
     x = np.random.default_rng(7).choice(samples.inputs(key.x.name, name, 0.5, 0), x_shape)
     source, _ = node_model(key, x_shape, scale, zero_point, are_constants, **attributes)
     assert_right(key, source, x, scale, zero_point, spread, are_constants)
+
+
+ROUND_TRIPS = [key for key in TABLE if key.operation == "quantize_dequantize" and key.x.name == key.y.name == "float32"]
+
+
+@pytest.mark.parametrize("key", [key for key in ROUND_TRIPS if reason(key) is None], ids=key_id)
+@pytest.mark.by_default(1)
+def test_reference_evaluator(key):
+    """onnx computes the same from the nodes."""
+    name = key.quantized.name
+    for scale, zero_point in zip((0.1, 2.0**-7, 1, -3.0), itertools.cycle(samples.zero_points(name))):
+        scale = np.array(scale, np.float32)
+        x = samples.inputs("float32", name, abs(float(scale)), zero_point)
+        source, _ = node_model(key, x.shape, scale, zero_point, True)
+        with np.errstate(all="ignore"):
+            (y,) = ReferenceEvaluator(in_standard_operators(source)).run(None, {"x": x})
+        oracle.assert_same_bits(y, expected(key, x, scale, zero_point))
 
 
 SATURATED = [key for key in TABLE if key.operation == "quantize_dequantize" and not key.quantized.is_integer and key.saturate]
