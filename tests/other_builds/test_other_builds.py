@@ -130,6 +130,9 @@ def test_a_model_that_openvino_refuses(caplog):
         session = quark_numba.InferenceSession(model, options, ALL)
     assert session.get_providers() == CPU
     assert "runs on the CPU's provider alone" in caplog.text
+    x = weight[::-1].copy()
+    expected = quark_numba.InferenceSession(model, session_options(), CPU).run(None, {"x": x})[0]
+    assert session.run(None, {"x": x})[0].tobytes() == expected.tobytes()
     session.set_providers(ALL)
     assert session.get_providers() == CPU
 
