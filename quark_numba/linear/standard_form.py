@@ -199,7 +199,7 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
         raise NoStandardForm("the shape of its scale is not known")
     given: Any = operand if array is None else array
     if operand is meaning.scale and operand.element_type is UINT8:
-        values = FLOAT8E8M0.code_values.astype(np.float32)
+        values = FLOAT8E8M0.code_values
         given = op("Gather", values, op.cast(given, INT32), axis=0) if array is None else values[array]
     for element_type in to:
         with np.errstate(over="ignore"):
