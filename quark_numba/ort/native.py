@@ -18,7 +18,7 @@ from ..errors import NotAvailableError
 from . import c_api, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
 from .library.load import check_platform, load
-from .providers import available, compute_as_written, others_than_cpus
+from .providers import available, operators_for
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -306,18 +306,21 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
 
 def _warn_of_copies() -> None:
     """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU's, and
-    their tensors are copied there and back. Without a warning for OpenVINO's, for which there is nothing better."""
+    their tensors are copied there and back. There is no warning for a provider for which that is the best."""
     global _may_copy
     if _may_copy is None:
-        _may_copy = bool(others_than_cpus(available()))
+        _may_copy = bool(_better_in_standard(available()))
     if not _may_copy:
         return
     from .loading import providers_of_sessions
 
-    names = others_than_cpus(providers_of_sessions(lambda options: bool(entry(options, REGISTERED))))
-    if others := [name for name in names if compute_as_written([name])]:
+    if others := _better_in_standard(providers_of_sessions(lambda options: bool(entry(options, REGISTERED)))):
         _may_copy = False
         _log.warning(_COPIES, ", ".join(dict.fromkeys(others)))
+
+
+def _better_in_standard(providers: Iterable[str]) -> list[str]:
+    return [name for name in providers if operators_for([name]) == "standard"]
 
 
 def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 _SUFFIX = "ExecutionProvider"
 
@@ -19,11 +20,14 @@ def others_than_cpus(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in _WITHOUT_DEVICE]
 
 
-def compute_as_written(names: Iterable[str]) -> bool:
-    """Whether providers compute ONNX's standard operators one by one, as they are written. OpenVINO's (1.24) does not, whatever
-    its options are: it multiplies with inverses in place of dividing, makes one product of two, and computes float16 and
-    float64 in float32."""
-    return f"OpenVINO{_SUFFIX}" not in names
+def operators_for(names: Iterable[str]) -> Literal["custom", "standard"]:
+    """Return in which operators nodes are right, and fastest, in a session with these providers: in this package's ("custom"),
+    which the CPU's provider runs, or in ONNX's ("standard").
+
+    OpenVINO's provider (1.24) does not compute ONNX's operators one by one, as they are written, whatever its options are: it
+    multiplies with inverses in place of dividing, makes one product of two, and computes float16 and float64 in float32."""
+    others = others_than_cpus(names)
+    return "standard" if others and f"OpenVINO{_SUFFIX}" not in others else "custom"
 
 
 def available() -> list[str]:

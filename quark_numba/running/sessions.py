@@ -21,9 +21,8 @@ from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
-from ..ort.providers import compute_as_written, others_than_cpus, providers_of
+from ..ort.providers import operators_for, others_than_cpus, providers_of
 from ..rewriting.optimize import optimized
-from ..rewriting.standard_forms import Operators
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -96,10 +95,9 @@ def session_of(
 
 
 def _for_others(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
-    """Return a model for other execution providers: in ONNX's standard operators, if they compute these as written."""
+    """Return a model for other execution providers, in the operators that are right there."""
     given = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-    operators: Operators = "standard" if compute_as_written(providers) else "custom"
-    return optimized(given, operators=operators, has_other_providers=True).rewritten
+    return optimized(given, operators=operators_for(providers), has_other_providers=True).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:

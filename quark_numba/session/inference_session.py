@@ -221,9 +221,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         return isinstance(model.source, str) and model.source is not self._given
 
     def _create(self, model: _Model, files: ExitStack, create: Callable[..., None], *chosen: Any) -> None:
-        """Let ONNX Runtime create its session of a model, with the chosen providers and their options. If it refuses the model,
-        perhaps only for where it cuts it for a provider, or for what its optimisers make of quantization nodes, let it try
-        again without these. Raise the first error if it refuses that, too."""
+        """Let ONNX Runtime create its session of a model, with the chosen providers and their options. It may refuse the model
+        only for how it cuts it for another provider than the CPU's, or for what its optimisers make of quantization nodes. Then
+        let it try again without these. Raise its error if it refuses that, too."""
         with _of_files(model.source, self._options) if self._is_written(model) else nullcontext():
             try:
                 create(*chosen)
@@ -231,7 +231,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                 reraise_of_signal_handler(first)
                 again = functools.partial(create, *chosen)
                 if _CIRCLE in str(first) and chosen[0] and not runs_on_cpu_alone(self._options, chosen[0]):
-                    _log.warning("this session runs on the CPU's provider alone, as another one refuses the model: %s", first)
+                    _log.warning(
+                        "this session runs on the CPU's provider alone, as ONNX Runtime refused the model with others: %s",
+                        first,
+                    )
                     create([CPU], None)
                 elif _may_be_of_fusions(first, model.source, self._options) and _is_created_as_written(self._options, again):
                     what = "ONNX Runtime optimises nothing in this session, as it refused the model with its optimisations: %s"

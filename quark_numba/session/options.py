@@ -11,7 +11,7 @@ import onnxruntime
 
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
-from ..ort.providers import available, compute_as_written, others_than_cpus
+from ..ort.providers import available, operators_for, others_than_cpus
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -55,8 +55,7 @@ changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
-# In which operators the model of a session is written, as in `optimize`. "auto": "standard" with other execution providers than
-# the CPU's that compute these as they are written.
+# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
 Operators = Literal["auto", "custom", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
@@ -85,10 +84,7 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
 
 def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
     """Return what `operators` means in a session with these arguments."""
-    if operators == "auto":
-        others = other_providers(options, providers)
-        return "standard" if others and compute_as_written(others) else "custom"
-    return operators
+    return operators_for(other_providers(options, providers)) if operators == "auto" else operators
 
 
 def _name_providers(options: onnxruntime.SessionOptions) -> bool:
