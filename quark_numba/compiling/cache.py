@@ -71,6 +71,21 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
         _files[compiler.address] = file.path
 
 
+def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> str:
+    """Return the text that is kept on disk under `name`, which ends with a digest as a function's does; else make and keep it.
+    It is code for another machine, and like a compiled function depends on this processor, too."""
+    from numba.core.registry import cpu_target
+
+    file = _File(name)
+    with no_garbage_collection(), file.locks:
+        text: str | None = file.find(machine, cpu_target.target_context, bytes.decode)
+        if text is None:
+            text = make()
+            if file.is_written:
+                file.write(machine, cpu_target.target_context.codegen(), text.encode())
+    return text
+
+
 def object_of(address: int) -> tuple[str, bytes, bytes]:
     """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module. All are of
     the file: another process that compiled the function at the same time may have written it, with another symbol.
@@ -175,15 +190,23 @@ class _File:
         self.locks = ExitStack()  # what is held until the function is compiled
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled function; None if there is no file, or if it is damaged. If another process is compiling the
-        function, this one waits for its file."""
+        """Return the compiled function; None if there is no file, or if it is damaged."""
         target_context.refresh()
+
+        def read(content: bytes) -> Any:
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
+
+        return self.find(signature, target_context, read)
+
+    def find(self, signature: Any, target_context: Any, read: Callable[[bytes], Any]) -> Any:
+        """Return what `read` makes of the file's content; None if there is no file, or if it is damaged. If another process is
+        compiling the function, this one waits for its file."""
         if self.cache_path is not None:
             path = self._path(signature, target_context.codegen())
-            found = self._loaded(path, target_context)
+            found = self._loaded(path, read)
             if found is None and not self._why_not and not _unwritten:
                 has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
-                found = self._loaded(path, target_context)  # which another process may have written meanwhile
+                found = self._loaded(path, read)  # which another process may have written meanwhile
                 # A process for which others compile needs no helpers.
                 for each in [] if found or has_waited else [*before_compiling]:
                     each()
@@ -200,18 +223,23 @@ class _File:
         return None
 
     @staticmethod
-    def _loaded(path: Path, target_context: Any) -> Any:
+    def _loaded(path: Path, read: Callable[[bytes], Any]) -> Any:
         with suppress(Exception):  # a damaged file may raise anything
             content = _verified(own_content(path.parent, path.name))
             if content:
-                return CompileResult._rebuild(target_context, *pickle.loads(content))
+                return read(content)
         return None
 
+    @property
+    def is_written(self) -> bool:
+        return self.cache_path is not None and not self._why_not
+
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.cache_path is None or self._why_not or compiled.library.has_dynamic_globals:  # addresses of this process
-            return
-        content = dumps(compiled._reduce())
-        path = self._path(signature, compiled.codegen)
+        if self.is_written and not compiled.library.has_dynamic_globals:  # addresses of this process
+            self.write(signature, compiled.codegen, dumps(compiled._reduce()))
+
+    def write(self, signature: Any, codegen: Any, content: bytes) -> None:
+        path = self._path(signature, codegen)
         try:
             write(path, _MARK + hashlib.sha256(content).digest() + content)
             self.path = path

@@ -1,7 +1,10 @@
-"""Compilation for another machine: what Numba compiles after `begin` becomes object files, and nothing of it runs here.
+"""Compilation for another machine.
 
-This is for a process that does nothing else. It has to call `begin` before it imports what imports the intrinsics, which
-depend on the processor."""
+For another processor: what Numba compiles after `begin` becomes object files, and nothing of it runs here. This is for a
+process that does nothing else. It has to call `begin` before it imports what imports the intrinsics, which depend on the
+processor.
+
+For a GPU: `ptx` takes one function that any process has compiled for itself."""
 
 from __future__ import annotations
 
@@ -104,12 +107,79 @@ def object_file(address: int) -> bytes:
         If the function may raise an exception.
     """
     library, name = _functions[address]
-    symbol, native = symbol_of(address), _native(name)
+    symbol = symbol_of(address)
     module = library._get_module_for_linking().clone()
-    module.link_in(ll.parse_assembly(str(_wrapper(symbol, native, count_arguments(address), module.triple))))
+    module.link_in(ll.parse_assembly(str(_wrapper(symbol, _native(name), count_arguments(address), module.triple))))
     for old, new in (("NRT_Allocate", "malloc"), ("NRT_Free", "free")):
         if any(each.name == old for each in module.functions):
             module.get_function(old).name = new
+    _reduce(module, symbol, library.codegen._tm)
+    module.get_function(symbol).visibility = "hidden"
+    return bytes(library.codegen._tm.emit_object(module))
+
+
+# The oldest of NVIDIA's cards that their drivers still support; drivers compile PTX for the card at hand, which may be newer.
+CUDA = Machine("nvptx64-nvidia-cuda", "sm_75", "")
+
+# The function of a thread, and the function that the driver starts: its one parameter is a record, which is passed by value.
+_THREAD = "thread"
+_ENTRY = """
+target triple = "{triple}"
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+declare i64 @{thread}(i64, i64, i64)
+define ptx_kernel void @{entry}(ptr byval([{words} x i64]) align 8 %record) "nvvm.maxntid"="{threads}" {{
+  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %address = ptrtoint ptr %record to i64
+  %wide_block = zext i32 %block to i64
+  %wide_thread = zext i32 %thread to i64
+  call i64 @{thread}(i64 %address, i64 %wide_block, i64 %wide_thread)
+  ret void
+}}
+"""
+
+
+def ptx(compiled: Any, entry: str, words: int, threads: int) -> str:
+    """Return the PTX text of a kernel for NVIDIA's GPUs, of PTX's version that CUDA 10 reads.
+
+    Parameters
+    ----------
+    compiled : CFunc of Numba
+        The work of a thread: int64_t (int64_t record, int64_t block, int64_t thread). It was compiled for this machine, without
+        loops over vectors of its processor. Its result is ignored.
+    entry : str
+        The kernel's name. It has one parameter, the record.
+    words : int
+        The number of 64-bit words of the record.
+    threads : int
+        The most threads of a block.
+
+    Raises
+    ------
+    RuntimeError
+        If the function may raise an exception, or calls what is not on a GPU.
+    """
+    ll.initialize_all_targets()
+    ll.initialize_all_asmprinters()
+    machine = ll.Target.from_triple(CUDA.triple).create_target_machine(cpu=CUDA.cpu, features=CUDA.features, opt=3)
+    module = compiled._library._get_module_for_linking().clone()
+    module.triple, module.data_layout = CUDA.triple, str(machine.target_data)
+    module.link_in(ll.parse_assembly(str(_wrapper(_THREAD, _native(compiled._wrapper_name), 3, CUDA.triple))))
+    text = _ENTRY.format(triple=CUDA.triple, thread=_THREAD, entry=entry, words=words, threads=threads)
+    module.link_in(ll.parse_assembly(text))
+    for each in module.functions:
+        if not each.is_declaration and each.name != entry:
+            each.add_function_attribute("alwaysinline")
+    _reduce(module, entry, machine)
+    missing = [each.name for each in module.functions if each.is_declaration and not each.name.startswith("llvm.")]
+    if missing:
+        raise RuntimeError(f"{entry} calls {', '.join(missing)}, which a GPU lacks")
+    return str(machine.emit_assembly(module))
+
+
+def _reduce(module: Any, symbol: str, machine: Any) -> None:
+    """Leave what a function of a module needs, after LLVM's passes for a machine. Raises RuntimeError if it may raise."""
     for each in (*module.functions, *module.global_variables):
         if not each.is_declaration and each.name != symbol:
             each.linkage = "internal"
@@ -117,16 +187,12 @@ def object_file(address: int) -> bytes:
     for each in module.functions:
         if not each.is_declaration and each.name.startswith("_ZN5numba"):
             each.add_function_attribute("alwaysinline")
-    module.get_function(symbol).visibility = "hidden"
-    machine = library.codegen._tm
     passes = ll.create_pass_builder(machine, ll.create_pipeline_tuning_options(speed_level=3))
     for _ in range(2):  # what a function returns may be known only when all passes have gone through it
         passes.getModulePassManager().run(module, passes)
         if not any(each.name == _RAISES for each in module.functions):
-            break
-    else:
-        raise RuntimeError(f"{symbol} may raise an exception, which has no place in a library")
-    return bytes(machine.emit_object(module))
+            return
+    raise RuntimeError(f"{symbol} may raise an exception, which has no place elsewhere")
 
 
 def _wrapper(symbol: str, native: str, count: int, triple: str) -> ir.Module:
