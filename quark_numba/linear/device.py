@@ -1,0 +1,224 @@
+"""The loop over elements on a GPU, and this family's kernels for GPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..compiling import jit
+from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
+from ..compiling.intrinsics import array_at, record_at
+from ..compiling.jit import unsigned
+from ..compiling.text import function_of, indented
+from ..element_types import FLOAT8E8M0, ElementType, codecs
+from . import arithmetic, exponents
+from .granularity import Loop
+from .key import Key
+
+# Names in the templates. A compilation binds them.
+convert: Any = None  # (element of x, numbers) -> element of y
+numbers_at: Any = None  # (record, index) -> numbers: what elements share that have this scale
+convert_alike: Any = None  # from `_vector_functions`
+convert_each: Any = None  # from `_vector_functions`
+get: Any = None  # from `getter`
+clear: Any = None  # from `putters`
+put: Any = None  # from `putters`
+COUNT: Any = None
+X_DTYPE: Any = None
+Y_DTYPE: Any = None
+
+# The record of a launch. The units are x's elements. `x`, `y`, `scale` and `zero_point` are addresses; a `zero_point` of 0
+# stands for zeros. Scales and zero points have the element types of the tensors. There are `scales` of each: where a Loop that
+# varies has more, they are not repeated. `is_aligned`: x and y lie at multiples of VECTOR.
+WORK = work_dtype("x", "y", "scale", "scales", "zero_point", *Loop._fields, "is_aligned")
+
+
+def elements(work_address: int, block: int, thread: int) -> int:
+    """Convert COUNT elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are not
+    aligned, are converted one by one."""
+    work = record_at(work_address, WORK)
+    first, size = unsigned(block * THREADS + thread) * unsigned(COUNT), unsigned(work.units)
+    if first >= size:
+        return 0
+    x, y = array_at(work.x, work.units, X_DTYPE), array_at(work.y, work.units, Y_DTYPE)
+    loop, stop = _loop_of(work), first + unsigned(COUNT)
+    place = _place_of(loop, first)
+    if work.is_aligned == 0 or stop > size:
+        stop = min(stop, size)
+        for i in range(first, stop):
+            clear(y, i)
+        for i in range(first, stop):
+            put(y, i, convert(get(x, i), numbers_at(work, _index_of(loop, place))))
+            place = _after(loop, place)
+        return 0
+    _, column, in_block, row = place
+    rows = min(loop.block - in_block, loop.length - row)
+    if loop.scales == unsigned(1) or (not loop.vary and column + unsigned(COUNT) <= rows * loop.inner):
+        convert_alike(x, y, first, numbers_at(work, place[0]))
+    else:
+        convert_each(x, y, first, work, loop, place)
+    return 0
+
+
+class _Loop(NamedTuple):
+    """A Loop in unsigned numbers, with the number of scales. Of a loop that varies, `inner` is no more than that."""
+
+    length: Any
+    block: Any
+    inner: Any
+    scales: Any
+    vary: Any
+
+
+@jit.inline
+def _loop_of(work: Any) -> Any:
+    inner = min(work.inner, work.scales) if work.vary else work.inner
+    return _Loop(unsigned(work.length), unsigned(work.block), unsigned(inner), unsigned(work.scales), work.vary != 0)
+
+
+@jit.inline
+def _place_of(loop: Any, i: Any) -> Any:
+    """Return the place of element i: (number of the first scale of its row of scales, its column, its row within the block, its
+    row along the axis). If there is one scale, all elements are at the first place."""
+    if loop.scales == unsigned(1):
+        return unsigned(0), unsigned(0), unsigned(0), unsigned(0)
+    line = i // loop.inner
+    outer = line // loop.length
+    row = line - outer * loop.length
+    number = outer * ((loop.length + loop.block - unsigned(1)) // loop.block) + row // loop.block
+    number *= loop.inner if loop.vary else unsigned(1)
+    return number % loop.scales, i - line * loop.inner, row % loop.block, row
+
+
+@jit.inline
+def _after(loop: Any, place: Any) -> Any:
+    """Return the place of the next element."""
+    first, column, in_block, row = place
+    if loop.scales == unsigned(1):
+        return place
+    column += unsigned(1)
+    if column == loop.inner:
+        column = unsigned(0)
+        in_block += unsigned(1)
+        row += unsigned(1)
+        if in_block == loop.block or row == loop.length:
+            in_block = unsigned(0)
+            row = unsigned(0) if row == loop.length else row
+            first += loop.inner if loop.vary else unsigned(1)
+            first = unsigned(0) if first == loop.scales else first
+    return first, column, in_block, row
+
+
+@jit.inline
+def _index_of(loop: Any, place: Any) -> Any:
+    """Return the number of the scale of the element at a place."""
+    return place[0] + place[1] if loop.vary else place[0]
+
+
+def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> dict[str, Any]:
+    """Return the functions (x, y, first, numbers) and (x, y, first, record, loop, place), which convert COUNT elements from the
+    first one on. They are unrolled, so that all elements are in registers. `names` are what the source uses."""
+    count, per_byte = names["COUNT"], max(1, 8 // y_bits)
+    x = [f"x[{k}]" for k in range(count)]
+    if x_bits < 8:
+        x = [f"X_DTYPE(x[{k * x_bits // 8}] >> X_DTYPE({k * x_bits % 8}))" for k in range(count)]
+    alike = [f"y{k} = convert({x[k]}, numbers)" for k in range(count)]
+    each = [f"y{k} = convert({x[k]}, numbers_at(work, index_of(loop, p{k})))" for k in range(count)]
+    places = ["p0 = place", *(f"p{k} = after(loop, p{k - 1})" for k in range(1, count))]
+    begin = [f"x = load(x, first // unsigned({max(1, 8 // x_bits)}))"]
+    end = [f"store(y, first // unsigned({per_byte}), ({', '.join(stored(count, y_bits))},))"]
+    load = loader(count * x_bits // (8 * names["X_DTYPE"]().itemsize))
+    names = names | {"after": _after, "index_of": _index_of, "load": load, "store": store}
+
+    def function(parameters: str, lines: list[str]) -> Any:
+        text = [f"def convert_vector(x, y, first, {parameters}):", *indented([*begin, *lines, *end]), ""]
+        return jit.inline(function_of("\n".join(text), __name__, __file__, names))
+
+    return {"convert_alike": function("numbers", alike), "convert_each": function("work, loop, place", places + each)}
+
+
+def stored(count: int, bits: int) -> list[str]:
+    """Return the sources of what is stored of the elements y0, y1, ... of so many bits: each, or bytes of several."""
+    if bits >= 8:
+        return [f"Y_DTYPE(y{k})" for k in range(count)]
+    parts = [f"((np.uint32(y{k}) & np.uint32({2**bits - 1})) << np.uint32({k * bits % 8}))" for k in range(count)]
+    return [f"Y_DTYPE({' | '.join(parts[k : k + 8 // bits])})" for k in range(0, count, 8 // bits)]
+
+
+def getter(bits: int) -> Any:
+    """Return the function (array, i) -> element i, for elements of so many bits. Of less than 8 bits several are in a byte; the
+    bits above an element are not cleared."""
+    if bits >= 8:
+        return jit.inline(lambda array, i: array[i])
+    per_byte, u8 = unsigned(8 // bits), np.uint8
+    return jit.inline(lambda array, i: u8(array[i // per_byte] >> u8(i % per_byte * unsigned(bits))))
+
+
+def putters(bits: int) -> dict[str, Any]:
+    """Return the functions `clear`: (array, i) and `put`: (array, i, element), which write element i after it was cleared. The
+    elements of a byte have to be written by one thread, after all of them were cleared."""
+    per_byte, u8, mask = unsigned(max(1, 8 // bits)), np.uint8, np.uint8(2 ** min(bits, 8) - 1)
+
+    def clear(array: Any, i: Any) -> None: ...
+
+    def put(array: Any, i: Any, element: Any) -> None:
+        array[i] = element
+
+    def clear_bits(array: Any, i: Any) -> None:
+        array[i // per_byte] = u8(0)
+
+    def put_bits(array: Any, i: Any, element: Any) -> None:
+        array[i // per_byte] |= u8((u8(element) & mask) << u8(i % per_byte * unsigned(bits)))
+
+    clear, put = (clear_bits, put_bits) if bits < 8 else (clear, put)
+    return {"clear": jit.inline(clear), "put": jit.inline(put)}
+
+
+def of_elements(
+    name: str, storages: tuple[Any, Any], bits: tuple[int, int], convert: Any, numbers_at: Callable[..., Any]
+) -> DeviceKernel:
+    """Return the kernel that converts elements one by one. `storages` and `bits` are the dtypes of x and y and the bits of an
+    element, `convert` and `numbers_at` as the templates have them; `name` is unique to these."""
+    names: dict[str, Any] = {"COUNT": VECTOR // max(storage.itemsize for storage in storages)}
+    names |= {"X_DTYPE": storages[0].type, "Y_DTYPE": storages[1].type, "convert": convert, "numbers_at": numbers_at}
+    names |= _vector_functions(names, *bits) | {"get": getter(bits[0])} | putters(bits[1])
+    return DeviceKernel(elements, name, WORK, names["COUNT"], names)
+
+
+def bits_in(element_type: ElementType) -> int:
+    """Return the bits of an element in a tensor of ONNX Runtime."""
+    return element_type.bits if element_type.is_packed else 8 * element_type.storage.itemsize
+
+
+def reader(element_type: ElementType, dtype: Any) -> Any:
+    """Return the function (address, i) -> element i of a tensor, as a number of `dtype`, which holds every value."""
+    storage, get, number = element_type.storage.type, getter(bits_in(element_type)), np.dtype(dtype).type
+    decode = exponents.value_of if element_type is FLOAT8E8M0 else codecs.decoder(element_type)
+    if element_type.dtype == dtype:
+        decode = codecs.same
+    return jit.inline(lambda address, i: number(decode(get(array_at(address, 1, storage), i))))
+
+
+@functools.cache
+def kernel(key: Key, scale: ElementType) -> DeviceKernel:
+    """Return the kernel of a key of the dispatch table for scales of an element type. x and y lie as in ONNX Runtime's
+    tensors."""
+    scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype)
+    convert, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)
+
+    def numbers_at(work: Any, index: Any) -> Any:
+        zero_point = zero
+        if work.zero_point != 0:
+            zero_point = zero_point_at(work.zero_point, index)
+        return scale_at(work.scale, index), zero_point
+
+    return of_elements(
+        f"{key.name}_by_{scale.name}",
+        (key.x.storage, key.y.storage),
+        (bits_in(key.x), bits_in(key.y)),
+        jit.inline(lambda x, numbers: convert(x, numbers[0], numbers[1])),
+        jit.inline(numbers_at),
+    )
