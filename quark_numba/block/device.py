@@ -1,0 +1,183 @@
+"""The loop over blocks on a GPU, and this family's kernels for GPUs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..compiling import jit
+from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
+from ..compiling.intrinsics import array_at, record_at
+from ..compiling.jit import unsigned
+from ..compiling.text import function_of, indented
+from ..linear.device import putters, stored
+from . import arithmetic
+from .formats import HALF_TO_EVEN
+from .granularity import Blocks
+from .kernels import bounds_of
+from .key import Key
+
+# Names in the templates. A compilation binds them.
+_BOUND: Any = None
+magnitude_of = scale_of = step_of = convert = _BOUND  # from ``arithmetic``
+scale_of = largest_of = convert_any = convert_whole = _BOUND  # `largest`, `any_block`, and from `_whole`
+clear = put = _BOUND  # from ``linear.device``
+HAS_SCALES = HAS_CODES = HAS_SUB_BLOCKS = ROWS = COUNT = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
+
+# The most rows of a block whose elements are held in registers.
+_MOST_ROWS = 32
+
+# The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
+# that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
+# of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
+WORK = work_dtype("x", "y", "scales", "tensor_scale", "size", *Blocks._fields, "is_aligned")
+
+
+def count_columns(inner: int, per_byte: int) -> int:
+    """Return how many of the `inner` blocks that lie side by side a thread converts. No byte may be of two threads."""
+    if per_byte == 1 or inner == 1:
+        return 1
+    return per_byte if inner % per_byte == 0 else inner
+
+
+def count_units(size: int, length: int, inner: int, block: int, per_byte: int) -> int:
+    """Return the number of threads for `size` elements, of which y has `per_byte` in a byte. `length` and `inner` are those of
+    Blocks."""
+    if size == 0:
+        return 0
+    return size // (length * inner) * -(-length // block) * (inner // count_columns(inner, per_byte))
+
+
+_columns = jit.inline(count_columns)
+
+
+def blocks(work_address: int, block: int, thread: int) -> int:
+    """Convert the blocks of a thread."""
+    work = record_at(work_address, WORK)
+    unit = unsigned(block * THREADS + thread)
+    if unit >= unsigned(work.units):
+        return 0
+    x, y = array_at(work.x, work.size, X_DTYPE), array_at(work.y, work.size, Y_DTYPE)
+    if work.size == 1 and not HAS_SCALES:  # as on processors
+        put(y, unsigned(0), x[0])
+        return 0
+    inner, length, most = unsigned(work.inner), unsigned(work.length), unsigned(work.block)
+    columns = unsigned(_columns(work.inner, Y_PER_BYTE))
+    down = unit // (inner // columns)
+    column = (unit - down * (inner // columns)) * columns
+    along = (length + most - unsigned(1)) // most
+    outer = down // along
+    row = (down - outer * along) * most
+    start, rows = (outer * length + row) * inner + column, min(most, length - row)
+    tensor_scale = np.float32(1)
+    if work.tensor_scale != 0:
+        tensor_scale = array_at(work.tensor_scale, 1, np.float32)[0]
+    scales = array_at(work.scales, work.size, np.uint8)
+    format_of = (np.uint32(work.max_shift), np.int32(work.drop), tensor_scale, bounds_of(work))
+    is_vector = inner == unsigned(1) and work.is_aligned != 0 and start % unsigned(COUNT) == unsigned(0)
+    if rows == unsigned(ROWS) and (is_vector or Y_PER_BYTE == 1):
+        shared = convert_whole(x, y, start, inner, is_vector, format_of)
+        if HAS_CODES:
+            scales[down * inner + column] = shared
+        return 0
+    for i in range(rows * columns):
+        clear(y, start + i // columns * inner + i % columns)
+    for i in range(columns):
+        shared = convert_any(x, y, start + i, inner, rows, unsigned(work.sub_block), format_of)
+        if HAS_CODES:
+            scales[down * inner + column + i] = shared
+    return 0
+
+
+def any_block(x: Any, y: Any, start: Any, inner: Any, rows: Any, sub_block: Any, format_of: Any) -> Any:
+    """Convert a block of any size, whose elements are `inner` apart. Return its scale, if the key has scales."""
+    max_shift, drop, tensor_scale, bounds = format_of
+    shared = largest_of(x, start, inner, rows)
+    if HAS_SCALES:
+        shared = np.uint32(scale_of(shared, drop, tensor_scale))
+    step = step_of(shared, shared, max_shift, drop, tensor_scale)
+    for i in range(rows):
+        if HAS_SUB_BLOCKS and i % sub_block == unsigned(0):
+            largest = largest_of(x, start + i * inner, inner, min(sub_block, rows - i))
+            step = step_of(shared, largest, max_shift, drop, tensor_scale)
+        put(y, start + i * inner, convert(x[start + i * inner], step, bounds))
+    return shared
+
+
+def largest(x: Any, start: Any, inner: Any, rows: Any) -> Any:
+    magnitude = np.uint32(0)
+    for i in range(rows):
+        magnitude = np.uint32(max(magnitude, magnitude_of(x[start + i * inner])))
+    return magnitude
+
+
+def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
+    """Return the function that converts a block of `rows` rows in registers, and else does what `any_block` does. If
+    `is_vector`, `inner` is 1, and elements are read and written in vectors."""
+    count, per_byte = names["COUNT"], names["Y_PER_BYTE"]
+    pieces = range(0, rows, count)
+    vectors = [f"v{at} = load(x, start + unsigned({at}))" for at in pieces]
+    vectors.append(
+        f"{', '.join(f'x{i}' for i in range(rows))} = {', '.join(f'v{i - i % count}[{i % count}]' for i in range(rows))}"
+    )
+    lines = ["max_shift, drop, tensor_scale, bounds = format_of", "if is_vector:", *indented(vectors), "else:"]
+    lines += indented([f"x{i} = x[start + unsigned({i}) * inner]" for i in range(rows)])
+    lines += [f"m{i} = np.uint32(magnitude_of(x{i}))" for i in range(rows)]
+    heads = range(0, rows, sub_block)
+    for head in heads:
+        lines.append(f"s{head} = m{head}")
+        lines += [f"s{head} = np.uint32(max(s{head}, m{i}))" for i in range(head + 1, head + sub_block)]
+    lines += ["shared = s0", *(f"shared = np.uint32(max(shared, s{head}))" for head in heads[1:])]
+    if names["HAS_SCALES"]:
+        lines.append("shared = np.uint32(scale_of(shared, drop, tensor_scale))")
+    for head in heads:
+        lines.append(f"t{head} = step_of(shared, s{head}, max_shift, drop, tensor_scale)")
+    lines += [f"y{i} = convert(x{i}, t{i - i % sub_block}, bounds)" for i in range(rows)]
+    y = stored(rows, 8 // per_byte)
+    lines += ["if is_vector:"] * (per_byte == 1)
+    size = count // per_byte
+    stores = [
+        f"store(y, start // unsigned({per_byte}) + unsigned({i}), ({', '.join(y[i : i + size])},))"
+        for i in range(0, len(y), size)
+    ]
+    lines += indented(stores) if per_byte == 1 else stores
+    if per_byte == 1:
+        lines += ["else:", *indented([f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)])]
+    text = ["def convert_whole(x, y, start, inner, is_vector, format_of):", *indented([*lines, "return shared"]), ""]
+    return jit.inline(function_of("\n".join(text), __name__, __file__, names | {"load": loader(count), "store": store}))
+
+
+@functools.cache
+def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKernel:
+    """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
+
+    Codes of less than 8 bits lie as in ONNX Runtime's tensors, or, if `is_packed` is False, one in a byte. Of `blocks_of`, the
+    block sizes and the rounding mode count; the record of a launch has the other numbers.
+
+    Raises
+    ------
+    ValueError
+        If packed codes of two blocks would share a byte.
+    """
+    per_byte = 8 // key.y.bits if key.y.is_packed and is_packed else 1
+    if blocks_of.block % per_byte:
+        raise ValueError(f"block_size is {blocks_of.block}; expected a multiple of {per_byte} on a GPU")
+    converters = arithmetic.converters(key)
+    mode = blocks_of.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
+    count = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)
+    block, sub_block = blocks_of.block, blocks_of.sub_block if key.is_microexponent else blocks_of.block
+    names = arithmetic.block_functions(key) | {"convert": converters[mode], "COUNT": count, "Y_PER_BYTE": per_byte}
+    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type, "HAS_SUB_BLOCKS": sub_block < block}
+    names |= {"HAS_SCALES": key.has_scales, "HAS_CODES": key.has_codes} | putters(8 // per_byte)
+    names["largest_of"] = jit.expand(largest, magnitude_of=names["magnitude_of"])
+    names["convert_any"] = jit.expand(any_block, **names)
+    names["ROWS"] = block if block <= _MOST_ROWS and block % count == 0 else 0
+    names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
+    suffix = f"{block}_{sub_block}_{mode}{'_packed' * (per_byte > 1)}"
+    return DeviceKernel(blocks, f"{key.name}_{suffix}", WORK, 1, names)
+
+
+def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:
+    return np.uint32(0)

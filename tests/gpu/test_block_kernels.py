@@ -1,0 +1,115 @@
+"""Kernels of block formats for GPUs, emulated, against those for processors: the same bits for every key and rounding mode."""
+
+import numpy as np
+import pytest
+from block_samples import values
+from emulated_gpu import Buffer, are_aligned, launch
+
+from quark_numba.block import device
+from quark_numba.block.dispatch import TABLE
+from quark_numba.block.formats import HALF_TO_EVEN, NVIDIA_FORMATS, ROUNDING_MODES, bfp_format, mx_format
+from quark_numba.block.granularity import NO_FAULT, block_shape
+from quark_numba.element_types import FLOAT32, packing
+
+pytestmark = pytest.mark.compiled
+
+# The shape of x, the axis, and whether it is displaced.
+CASES = [
+    ((0, 4), 0, False),
+    ((1,), 0, False),
+    ((7,), 0, False),
+    ((64,), 0, True),
+    ((3, 96), -1, False),
+    ((3, 96), 0, False),
+    ((3, 40), 1, False),
+    ((33, 2), 0, False),
+    ((2, 64, 9), 1, False),
+    ((2, 33, 5), 1, True),
+    ((40, 4, 17), 0, False),
+    ((700, 32), 1, False),
+]
+
+
+def format_of(key, block, mode):
+    """Return the blocks of a format that has a key."""
+    if key.rule in ("floor", "microexponent") and not key.has_codes and not key.element:
+        method = "to_bfp_prime" if key.is_microexponent else "to_bfp"
+        attributes = {
+            "bit_width": 13,
+            "block_size": block,
+            "sub_block_size": 2 if block % 2 == 0 else 1,
+            "sub_block_shift_bits": 1,
+        }
+        return bfp_format(key.x, bfp_method=method, rounding_mode=mode, convert_to_bfloat_before_bfp=0, **attributes)[1]
+    for nvidia in NVIDIA_FORMATS:
+        if key.rule == nvidia.rule and key.element is nvidia.codes:
+            return nvidia.format(key.x, block, has_codes=key.has_codes)[1]
+    names = {"float8e4m3fn": "fp8_e4m3", "float8e5m2": "fp8_e5m2", "float6e2m3": "fp6_e2m3", "float6e3m2": "fp6_e3m2"}
+    dtype = names.get(key.codes.name, "fp4_e2m1" if key.element else "int8")
+    return mx_format(key.x, element_dtype=dtype, block_size=block, rounding_mode=mode)[1]
+
+
+def modes(key):
+    return ROUNDING_MODES if key.element is None else [HALF_TO_EVEN]
+
+
+def blocks_of(key):
+    """Return block sizes: one that is held in registers, with vectors, and one that is not."""
+    return (16, 40) if key.codes.is_packed and key.has_codes else (16, 7, 40)
+
+
+KEYS = [
+    pytest.param(key, mode, block, id=f"{key.name}-{mode}-{block}")
+    for key in TABLE
+    for mode in modes(key)
+    for block in blocks_of(key)
+]
+
+
+def expected_of(key, x, blocks, tensor_scale):
+    y, scales = np.empty(x.size, key.y.storage), np.zeros(x.size * key.has_codes, np.uint8)
+    TABLE[key].serial(x.reshape(-1).view(key.x.storage), y, scales, np.float32(tensor_scale), blocks)
+    return y, scales
+
+
+@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.covering
+@pytest.mark.by_default(3)
+def test_bits_are_those_of_processors(key, mode, block):
+    form = format_of(key, block, mode)
+    kernel, per_byte = device.kernel(key, form), 8 // key.y.bits if key.y.is_packed else 1
+    for shape, axis, is_displaced in CASES:
+        x = values(shape, key.x.name)
+        if key.has_codes and x.size and x.shape[axis] % block:
+            continue  # codes are of whole blocks
+        fault, length, inner = block_shape(shape, axis, block)
+        assert fault == NO_FAULT
+        blocks = form._replace(length=length, inner=inner)
+        tensor_scale = 0.37 if key.rule == "nvfp4" else 1
+        y, scales = expected_of(key, x, blocks, tensor_scale)
+        y = packing.pack(y.view(key.y.dtype)) if per_byte > 1 else y
+        units = device.count_units(x.size, length, inner, block, per_byte)
+        count = x.size // max(1, length * inner) * -(-length // block) * inner
+        given, made = (Buffer(each, 4 * is_displaced) for each in (x, y.nbytes))
+        made_scales = Buffer(count)
+        launch(
+            kernel,
+            units=units,
+            x=given,
+            y=made,
+            scales=made_scales,
+            tensor_scale=Buffer(np.float32([tensor_scale])) if tensor_scale != 1 else 0,
+            size=x.size,
+            is_aligned=are_aligned(given, made),
+            **blocks._asdict(),
+        )
+        np.testing.assert_array_equal(made.bytes, y.view(np.uint8), str((shape, axis)))
+        if key.has_codes:
+            np.testing.assert_array_equal(made_scales.bytes, scales[:count], str((shape, axis)))
+
+
+def test_packed_codes_of_two_blocks_share_no_byte():
+    (nvfp4, _) = NVIDIA_FORMATS
+    with pytest.raises(ValueError, match="block_size is 7; expected a multiple of 2 on a GPU"):
+        device.kernel(*nvfp4.format(FLOAT32, 7, has_codes=True))
+    assert device.kernel(*nvfp4.format(FLOAT32, 7, has_codes=True), is_packed=False).entry.endswith("_7_7_2")
