@@ -1,6 +1,7 @@
 """Kernels of block formats for GPUs, emulated, against those for processors: the same bits for every key and rounding mode."""
 
 import numpy as np
+import ptx
 import pytest
 from block_samples import values
 from emulated_gpu import Buffer, are_aligned, launch
@@ -28,6 +29,10 @@ CASES = [
     ((40, 4, 17), 0, False),
     ((700, 32), 1, False),
 ]
+
+
+# Bytes that are stored and loaded.
+MOST_SPILLS = 128
 
 
 def format_of(key, block, mode):
@@ -113,3 +118,18 @@ def test_packed_codes_of_two_blocks_share_no_byte():
     with pytest.raises(ValueError, match="block_size is 7; expected a multiple of 2 on a GPU"):
         device.kernel(*nvfp4.format(FLOAT32, 7, has_codes=True))
     assert device.kernel(*nvfp4.format(FLOAT32, 7, has_codes=True), is_packed=False).entry.endswith("_7_7_2")
+
+
+@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.covering
+@pytest.mark.by_default(3)
+def test_ptx_is_ieee_arithmetic(key, mode, block):
+    ptx.check_text(device.kernel(key, format_of(key, block, mode)).ptx, divides=True)
+
+
+@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.covering
+@pytest.mark.by_default(3)
+def test_ptx_is_assembled_with_few_spills(key, mode, block, tmp_path):
+    for architecture, registers, _, spills in ptx.assembled(device.kernel(key, format_of(key, block, mode)).ptx, tmp_path):
+        assert spills <= MOST_SPILLS, (architecture, registers)

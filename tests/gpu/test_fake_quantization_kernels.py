@@ -1,6 +1,7 @@
 """Kernels of fake quantization for GPUs, emulated, against those for processors: the same bits for every form and mode."""
 
 import numpy as np
+import ptx
 import pytest
 import samples
 from emulated_gpu import Buffer, are_aligned, launch
@@ -39,7 +40,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("key", [pytest.param(key, id=key.name) for key in TABLE])
+KEYS = [pytest.param(key, id=key.name) for key in TABLE]
+
+
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.by_default(3)
 def test_bits_are_those_of_processors(key):
     kernel, rng = device.kernel(key), np.random.default_rng(0)
@@ -57,3 +61,18 @@ def test_bits_are_those_of_processors(key):
         aligned = are_aligned(given, made)
         launch(kernel, units=size, x=given, y=made, scale=Buffer(numbers), scales=rows, is_aligned=aligned, **loop)
         np.testing.assert_array_equal(made.bytes, y.view(np.uint8), str((size, inner, rows)))
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.by_default(3)
+def test_ptx_is_ieee_arithmetic(key):
+    text = device.kernel(key).ptx
+    ptx.check_text(text, divides=key.form not in ("bipolar", "float16", "bfloat16"))
+    assert ".local" not in text
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.by_default(3)
+def test_ptx_is_assembled_without_local_memory(key, tmp_path):
+    for architecture, _, stack, spills in ptx.assembled(device.kernel(key).ptx, tmp_path):
+        assert (stack, spills) == (0, 0), architecture

@@ -2,6 +2,7 @@
 scale."""
 
 import numpy as np
+import ptx
 import pytest
 import samples
 from emulated_gpu import Buffer, are_aligned, launch
@@ -101,3 +102,20 @@ def test_bits_are_those_of_processors(key, scale_type):
                 **loop._asdict(),
             )
             np.testing.assert_array_equal(made.bytes, expected.reshape(-1).view(np.uint8), str((shape, scale_shape, displaced)))
+
+
+@pytest.mark.parametrize(("key", "scale_type"), KEYS)
+@pytest.mark.covering
+@pytest.mark.by_default(4)
+def test_ptx_is_ieee_arithmetic(key, scale_type):
+    text = device.kernel(key, scale_type).ptx
+    ptx.check_text(text, divides=key.operation != "dequantize")
+    assert ".local" not in text
+
+
+@pytest.mark.parametrize(("key", "scale_type"), KEYS)
+@pytest.mark.covering
+@pytest.mark.by_default(4)
+def test_ptx_is_assembled_without_local_memory(key, scale_type, tmp_path):
+    for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type).ptx, tmp_path):
+        assert (stack, spills) == (0, 0), architecture
