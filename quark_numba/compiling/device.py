@@ -56,7 +56,7 @@ class DeviceKernel:
         self, template: Callable[..., Any], name: str, work: Any, units_per_thread: int, names: dict[str, Any]
     ) -> None:
         self.entry, self.work, self._units = name, work, units_per_thread * THREADS
-        self._function = jit._specialise(template, name, names)
+        self._function = jit._specialise(template, f"gpu_{name}", names)
 
     def count_blocks(self, units: int) -> int:
         """Return the number of blocks for so many units of work. 0: there is nothing to launch."""

@@ -112,6 +112,31 @@ def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
     assert caplog.records[1].getMessage() == "compiling kernels takes some seconds; they are kept in memory alone"
 
 
+@pytest.mark.parametrize("damage", ["none", "truncated", "foreign"])
+def test_a_text_is_kept_as_functions_are(damage, monkeypatch, tmp_path):
+    """The second time it is read, unless its file is damaged; for another machine it is made."""
+    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
+    assert cache.kept_text("text_0123456789ab", ("machine",), lambda: "first") == "first"
+    (path,) = tmp_path.glob("*.kernel")
+    assert cache._NAME.fullmatch(path.name)
+    if damage != "none":
+        path.write_bytes(damaged(path.read_bytes(), damage))
+    expected = "first" if damage == "none" else "second"
+    assert cache.kept_text("text_0123456789ab", ("machine",), lambda: "second") == expected
+    assert cache.kept_text("text_0123456789ab", ("machine",), lambda: "third") == expected
+    assert cache.kept_text("text_0123456789ab", ("other machine",), lambda: "fourth") == "fourth"
+
+
+def test_a_text_that_cannot_be_kept_is_made_each_time(monkeypatch, tmp_path):
+    """Without a digest of its sources, and in a folder that cannot be written to."""
+    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
+    assert [cache.kept_text("text_", (), lambda text=text: text) for text in "ab"] == ["a", "b"]
+    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True, "read-only"))
+    monkeypatch.setattr(cache, "warn", lambda *_: None)
+    assert [cache.kept_text("text_0123456789ab", (), lambda text=text: text) for text in "ab"] == ["a", "b"]
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.slow
 def test_a_first_session_is_not_silent(tmp_path):
     """The first process with a session prints one line, the second none, and neither does one that only calls on arrays."""

@@ -11,6 +11,7 @@ from numba.core.registry import cpu_target
 PARTS = [
     ("numba.core.ccallback", "CFunc", None),
     ("numba.core.ccallback", "CFunc.compile", ["self"]),
+    ("numba.core.config", "LOOP_VECTORIZE", None),
     ("numba.core.codegen", "JITCPUCodegen", None),
     ("numba.core.codegen", "JITCodeLibrary", None),
     ("numba.core.codegen", "JITCodeLibrary.get_pointer_to_function", ["self", "name"]),
