@@ -4,7 +4,7 @@ import numpy as np
 import ptx
 import pytest
 from block_samples import values
-from emulated_gpu import Buffer, are_aligned, launch
+from emulated_gpu import Buffer, are_aligned, kernel_of, launch
 
 from quark_numba.block import device
 from quark_numba.block.dispatch import TABLE
@@ -23,6 +23,7 @@ CASES = [
     ((3, 96), -1, False),
     ((3, 96), 0, False),
     ((3, 40), 1, False),
+    ((5, 37), 1, False),
     ((33, 2), 0, False),
     ((2, 64, 9), 1, False),
     ((2, 33, 5), 1, True),
@@ -82,7 +83,7 @@ def expected_of(key, x, blocks, tensor_scale):
 @pytest.mark.by_default(3)
 def test_bits_are_those_of_processors(key, mode, block):
     form = format_of(key, block, mode)
-    kernel, per_byte = device.kernel(key, form), 8 // key.y.bits if key.y.is_packed else 1
+    kernel, per_byte = kernel_of(device, key, form), 8 // key.y.bits if key.y.is_packed else 1
     for shape, axis, is_displaced in CASES:
         x = values(shape, key.x.name)
         if key.has_codes and x.size and x.shape[axis] % block:

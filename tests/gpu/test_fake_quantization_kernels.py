@@ -4,7 +4,7 @@ import numpy as np
 import ptx
 import pytest
 import samples
-from emulated_gpu import Buffer, are_aligned, launch
+from emulated_gpu import Buffer, are_aligned, kernel_of, launch
 
 from quark_numba.fake_quantization import device, kernels
 from quark_numba.fake_quantization.dispatch import TABLE
@@ -46,7 +46,7 @@ KEYS = [pytest.param(key, id=key.name) for key in TABLE]
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.by_default(3)
 def test_bits_are_those_of_processors(key):
-    kernel, rng = device.kernel(key), np.random.default_rng(0)
+    kernel, rng = kernel_of(device, key), np.random.default_rng(0)
     for size, inner, rows, displaced in CASES:
         parameters = np.resize(np.array(PARAMETERS[key.form], np.float64), (rows, len(FORMS[key.form].parameters)))
         numbers = np.empty(rows * count_numbers(key), dtype_of(key))

@@ -5,7 +5,7 @@ import numpy as np
 import ptx
 import pytest
 import samples
-from emulated_gpu import Buffer, are_aligned, launch
+from emulated_gpu import Buffer, are_aligned, kernel_of, launch
 from granularities import key_id, scales, zero_points
 
 from quark_numba.element_types import packing
@@ -75,7 +75,7 @@ def elements(key, shape, rng):
 @pytest.mark.covering
 @pytest.mark.by_default(4)
 def test_bits_are_those_of_processors(key, scale_type):
-    kernel, rng = device.kernel(key, scale_type), np.random.default_rng(0)
+    kernel, rng = kernel_of(device, key, scale_type), np.random.default_rng(0)
     for shape, scale_shape, axis, block_size, displaced in CASES:
         for has_zero_point in (True, False):
             x = elements(key, shape, rng)

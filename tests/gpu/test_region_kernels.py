@@ -4,7 +4,7 @@ import numpy as np
 import ptx
 import pytest
 import samples
-from emulated_gpu import Buffer, are_aligned, launch
+from emulated_gpu import Buffer, are_aligned, kernel_of, launch
 
 from quark_numba.element_types import packing
 from quark_numba.region import device
@@ -95,7 +95,7 @@ def test_bits_are_those_of_numpy(name, displaced):
     ]
     made = Buffer(expected.nbytes, displaced)
     fields = fields_of(program, inputs, expected, buffers)
-    launch(device.kernel(program), units=expected.size, y=made, is_aligned=are_aligned(made), **fields)
+    launch(kernel_of(device, program), units=expected.size, y=made, is_aligned=are_aligned(made), **fields)
     y, is_nan = made.bytes.view(np.float32).reshape(expected.shape), np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(y), is_nan)  # any NaN for a NaN
     np.testing.assert_array_equal(y.view(np.uint32)[~is_nan], expected.view(np.uint32)[~is_nan])

@@ -1,0 +1,50 @@
+"""What kernels for GPUs have in common: names, launches, and that nothing of them is loaded without need."""
+
+import pytest
+import test_block_kernels
+import test_linear_kernels
+from processes import PREPARE, loaded
+
+from quark_numba.block import device as block_device
+from quark_numba.compiling import cache
+from quark_numba.linear import device
+
+pytestmark = pytest.mark.compiled
+
+
+def test_sessions_load_nothing_of_gpus():
+    families = ("linear", "block", "fake_quantization", "region")
+    names = [f"quark_numba.{family}.device" for family in families] + [
+        "quark_numba.compiling.device",
+        "quark_numba.compiling.elsewhere",
+    ]
+    assert loaded(f"{PREPARE}\nsession(one_node('quantize', 'int8'))", "onnxruntime", *names) == ["onnxruntime"]
+
+
+@pytest.mark.parametrize(("units", "blocks"), [(0, 0), (1, 1), (1024, 1), (1025, 2), (2**40, 2**30)])
+def test_the_grid_has_a_thread_for_each_vector(units, blocks):
+    key, scale = test_linear_kernels.KEYS[0].values
+    kernel = device.kernel(key, scale)
+    assert kernel.count_blocks(units) == blocks
+    assert kernel.work.itemsize == 8 * len(kernel.work.names)
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "inner", "block", "per_byte", "units"),
+    [(0, 0, 1, 8, 1, 0), (96, 96, 1, 16, 1, 6), (96, 96, 1, 16, 2, 6), (99, 33, 1, 16, 1, 9)]
+    + [(2 * 33 * 5, 33, 5, 16, 1, 30), (2 * 32 * 6, 32, 6, 16, 2, 12), (2 * 32 * 5, 32, 5, 16, 2, 4)],
+)
+def test_a_thread_has_the_blocks_that_share_bytes(size, length, inner, block, per_byte, units):
+    assert block_device.count_units(size, length, inner, block, per_byte) == units
+
+
+@pytest.mark.slow
+def test_names_are_unique_and_fit_in_file_names():
+    kernels = [device.kernel(*case.values) for case in test_linear_kernels.KEYS]
+    for case in test_block_kernels.KEYS:
+        key, mode, block = case.values
+        kernels.append(block_device.kernel(key, test_block_kernels.format_of(key, block, mode)))
+    names = [kernel.entry for kernel in kernels]
+    assert len({*names}) == len(names)
+    # The digests of the sources and of the machine, and the suffix.
+    assert max(map(len, names)) + len(f"gpu__{12 * 'x'}_{12 * 'x'}{cache.SUFFIX}") <= cache._LONGEST_NAME
