@@ -44,7 +44,7 @@ KEYS = [pytest.param(key, id=key.name) for key in TABLE]
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_bits_are_those_of_processors(key):
     kernel, rng = kernel_of(device, key), np.random.default_rng(0)
     for size, inner, rows, displaced in CASES:
@@ -64,7 +64,7 @@ def test_bits_are_those_of_processors(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_ptx_is_ieee_arithmetic(key):
     text = device.kernel(key).ptx
     ptx.check_text(text, divides=key.form not in ("bipolar", "float16", "bfloat16"))
@@ -72,7 +72,7 @@ def test_ptx_is_ieee_arithmetic(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_ptx_is_assembled_without_local_memory(key, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(key).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture

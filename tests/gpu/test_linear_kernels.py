@@ -73,7 +73,7 @@ def elements(key, shape, rng):
 
 @pytest.mark.parametrize(("key", "scale_type"), KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_bits_are_those_of_processors(key, scale_type):
     kernel, rng = kernel_of(device, key, scale_type), np.random.default_rng(0)
     for shape, scale_shape, axis, block_size, displaced in CASES:
@@ -106,7 +106,7 @@ def test_bits_are_those_of_processors(key, scale_type):
 
 @pytest.mark.parametrize(("key", "scale_type"), KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_ptx_is_ieee_arithmetic(key, scale_type):
     text = device.kernel(key, scale_type).ptx
     ptx.check_text(text, divides=key.operation != "dequantize")
@@ -115,7 +115,7 @@ def test_ptx_is_ieee_arithmetic(key, scale_type):
 
 @pytest.mark.parametrize(("key", "scale_type"), KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_ptx_is_assembled_without_local_memory(key, scale_type, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture
