@@ -153,8 +153,8 @@ def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
 def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
-    Codes of less than 8 bits lie as in ONNX Runtime's tensors, or, if `is_packed` is False, one in a byte. Of `blocks_of`, the
-    block sizes and the rounding mode count; the record of a launch has the other numbers.
+    Codes of less than 8 bits lie as in ONNX Runtime's tensors, or, if `is_packed` is False, one in a byte as in arrays. Of
+    `blocks_of`, the block sizes and the rounding mode count; the record of a launch has the other numbers.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKern
     names["ROWS"] = block if block <= _MOST_ROWS and block % count == 0 else 0
     names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
     suffix = f"{block}_{sub_block}_{mode}{'_packed' * (per_byte > 1)}"
-    return DeviceKernel(blocks, f"{key.name}_{suffix}", WORK, 1, names)
+    return DeviceKernel(__name__, blocks, f"{key.name}_{suffix}", WORK, 1, names)
 
 
 def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:

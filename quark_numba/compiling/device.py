@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from . import elsewhere, jit
-from .cache import kept_text
+from .cache import digest, kept_text
 from .lock import created_once
 
 THREADS = 256  # of a block
@@ -40,6 +40,8 @@ class DeviceKernel:
 
     Parameters
     ----------
+    module : str
+        The name of a module whose sources, and those of the modules that it imports, decide what is compiled.
     template : function
         The work of a thread: (address of the record, number of the block, number of the thread) -> 0. As for kernels of
         processors, a compilation binds names in it to `names`.
@@ -53,10 +55,11 @@ class DeviceKernel:
     threads = THREADS
 
     def __init__(
-        self, template: Callable[..., Any], name: str, work: Any, units_per_thread: int, names: dict[str, Any]
+        self, module: str, template: Callable[..., Any], name: str, work: Any, units_per_thread: int, names: dict[str, Any]
     ) -> None:
         self.entry, self.work, self._units = name, work, units_per_thread * THREADS
-        self._function = jit._specialise(template, f"gpu_{name}", names)
+        self._function = jit._specialise(template, name, names)
+        self._function.__qualname__ = f"gpu_{name}_{digest(module)}"
 
     def count_blocks(self, units: int) -> int:
         """Return the number of blocks for so many units of work. 0: there is nothing to launch."""
@@ -68,7 +71,7 @@ class DeviceKernel:
         return kept_text(self._function.__qualname__, elsewhere.CUDA, self._make)
 
     def _make(self) -> str:
-        return elsewhere.ptx(self.of_thread, self.entry, self.work.itemsize // 8, self.threads)
+        return elsewhere.ptx(self.of_thread, self.entry, self.work.itemsize // 8)
 
     @created_once
     def of_thread(self) -> Any:

@@ -128,7 +128,7 @@ target triple = "{triple}"
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i64 @{thread}(i64, i64, i64)
-define ptx_kernel void @{entry}(ptr byval([{words} x i64]) align 8 %record) "nvvm.maxntid"="{threads}" {{
+define ptx_kernel void @{entry}(ptr byval([{words} x i64]) align 8 %record) {{
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %address = ptrtoint ptr %record to i64
@@ -140,7 +140,7 @@ define ptx_kernel void @{entry}(ptr byval([{words} x i64]) align 8 %record) "nvv
 """
 
 
-def ptx(compiled: Any, entry: str, words: int, threads: int) -> str:
+def ptx(compiled: Any, entry: str, words: int) -> str:
     """Return the PTX text of a kernel for NVIDIA's GPUs, of PTX's version that CUDA 10 reads.
 
     Parameters
@@ -152,8 +152,6 @@ def ptx(compiled: Any, entry: str, words: int, threads: int) -> str:
         The kernel's name. It has one parameter, the record.
     words : int
         The number of 64-bit words of the record.
-    threads : int
-        The most threads of a block.
 
     Raises
     ------
@@ -166,11 +164,11 @@ def ptx(compiled: Any, entry: str, words: int, threads: int) -> str:
     module = compiled._library._get_module_for_linking().clone()
     module.triple, module.data_layout = CUDA.triple, str(machine.target_data)
     module.link_in(ll.parse_assembly(str(_wrapper(_THREAD, _native(compiled._wrapper_name), 3, CUDA.triple))))
-    text = _ENTRY.format(triple=CUDA.triple, thread=_THREAD, entry=entry, words=words, threads=threads)
+    text = _ENTRY.format(triple=CUDA.triple, thread=_THREAD, entry=entry, words=words)
     module.link_in(ll.parse_assembly(text))
     for each in module.functions:
         if not each.is_declaration and each.name != entry:
-            each.add_function_attribute("alwaysinline")
+            each.add_function_attribute("alwaysinline")  # a call takes memory for a stack
     _reduce(module, entry, machine)
     missing = [each.name for each in module.functions if each.is_declaration and not each.name.startswith("llvm.")]
     if missing:

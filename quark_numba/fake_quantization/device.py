@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
-
 from ..compiling import jit
 from ..compiling.device import DeviceKernel
 from ..compiling.intrinsics import array_at
 from ..compiling.jit import unsigned
+from ..element_types import FLOAT32
 from ..linear.device import of_elements
 from .arithmetic import converter
 from .kernels import numbers_function
@@ -26,5 +25,4 @@ def kernel(key: Key) -> DeviceKernel:
     def numbers_at(work: Any, row: Any) -> Any:
         return numbers_of(array_at(work.scale, work.scales * count, dtype), unsigned(work.scales), row)
 
-    float32 = np.dtype(np.float32)
-    return of_elements(key.name, (float32, float32), (32, 32), converter(key), jit.inline(numbers_at))
+    return of_elements(__name__, key.name, FLOAT32, FLOAT32, converter(key), jit.inline(numbers_at))

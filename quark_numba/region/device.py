@@ -92,7 +92,7 @@ def kernel(program: Program) -> DeviceKernel:
     ]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *lines]), ""]
     names |= writer.names | {"place_of": _place_of}
-    return DeviceKernel(function_of("\n".join(text), __name__, __file__, names), program.name, work, COUNT, {})
+    return DeviceKernel(__name__, function_of("\n".join(text), __name__, __file__, names), program.name, work, COUNT, {})
 
 
 def _raw(dtype: Any) -> Callable[..., Any]:

@@ -6,8 +6,15 @@ import test_linear_kernels
 from processes import PREPARE, loaded
 
 from quark_numba.block import device as block_device
+from quark_numba.block.formats import NVIDIA_MXFP8
 from quark_numba.compiling import cache
+from quark_numba.compiling.sources import sources
+from quark_numba.element_types import FLOAT32
+from quark_numba.fake_quantization import device as fake_device
+from quark_numba.fake_quantization.key import select
 from quark_numba.linear import device
+from quark_numba.region import device as region_device
+from quark_numba.region.key import parse
 
 pytestmark = pytest.mark.compiled
 
@@ -23,8 +30,8 @@ def test_sessions_load_nothing_of_gpus():
 
 @pytest.mark.parametrize(("units", "blocks"), [(0, 0), (1, 1), (1024, 1), (1025, 2), (2**40, 2**30)])
 def test_the_grid_has_a_thread_for_each_vector(units, blocks):
-    key, scale = test_linear_kernels.KEYS[0].values
-    kernel = device.kernel(key, scale)
+    key, scale, is_packed = test_linear_kernels.KEYS[0].values
+    kernel = device.kernel(key, scale, is_packed=is_packed)
     assert kernel.count_blocks(units) == blocks
     assert kernel.work.itemsize == 8 * len(kernel.work.names)
 
@@ -38,9 +45,29 @@ def test_a_thread_has_the_blocks_that_share_bytes(size, length, inner, block, pe
     assert block_device.count_units(size, length, inner, block, per_byte) == units
 
 
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        ("linear", lambda: device.kernel(*test_linear_kernels.KEYS[0].values[:2])),
+        ("fake_quantization", lambda: fake_device.kernel(select("integer"))),
+        ("block", lambda: block_device.kernel(*NVIDIA_MXFP8.format(FLOAT32, 32, has_codes=False))),
+        ("region", lambda: region_device.kernel(parse("region (float x0) => (float y) { y = Neg (x0) }"))),
+    ],
+)
+def test_a_change_of_a_familys_arithmetic_changes_the_name_of_its_file(family, kernel):
+    module = f"quark_numba.{family}.device"
+    assert kernel()._function.__qualname__.endswith(f"_{cache.digest(module)}")
+    assert {f"quark_numba.{family}.arithmetic", "quark_numba.compiling.elsewhere", "quark_numba.linear.device"} <= {
+        *sources(module)
+    }
+
+
 @pytest.mark.slow
 def test_names_are_unique_and_fit_in_file_names():
-    kernels = [device.kernel(*case.values) for case in test_linear_kernels.KEYS]
+    kernels = []
+    for case in test_linear_kernels.KEYS:
+        key, scale, is_packed = case.values
+        kernels.append(device.kernel(key, scale, is_packed=is_packed))
     for case in test_block_kernels.KEYS:
         key, mode, block = case.values
         kernels.append(block_device.kernel(key, test_block_kernels.format_of(key, block, mode)))

@@ -48,16 +48,17 @@ def precisions(scale):
 
 
 KEYS = [
-    pytest.param(key, scale, id=f"{key_id(key)}-{scale.name}")
+    pytest.param(key, scale, is_packed, id=f"{key_id(key)}-{scale.name}{'' if is_packed else '-array'}")
     for key in TABLE
     for scale in types(key.operation, "scale")
     if key.operation == "dequantize" or key.precision.name in precisions(scale)
+    for is_packed in ((True, False) if key.quantized.is_packed and scale.name == "float32" else (True,))
 ]
 
 
-def tensor(values, element_type):
-    """Return the bytes of a tensor."""
-    return packing.pack(values) if element_type.is_packed else values
+def tensor(values, element_type, is_packed):
+    """Return the bytes of a tensor, or of an array."""
+    return packing.pack(values) if is_packed and element_type.is_packed else values
 
 
 def elements(key, shape, rng):
@@ -71,11 +72,11 @@ def elements(key, shape, rng):
         return (np.nan_to_num(x).clip(-(2.0**31), 2.0**31 - 1) if key.x.is_integer else x).astype(key.x.dtype).reshape(shape)
 
 
-@pytest.mark.parametrize(("key", "scale_type"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
-def test_bits_are_those_of_processors(key, scale_type):
-    kernel, rng = kernel_of(device, key, scale_type), np.random.default_rng(0)
+def test_bits_are_those_of_processors(key, scale_type, is_packed):
+    kernel, rng = kernel_of(device, key, scale_type, is_packed=is_packed), np.random.default_rng(0)
     for shape, scale_shape, axis, block_size, displaced in CASES:
         for has_zero_point in (True, False):
             x = elements(key, shape, rng)
@@ -87,9 +88,9 @@ def test_bits_are_those_of_processors(key, scale_type):
             assert fault == NO_FAULT
             y = np.empty(shape, key.y.dtype)
             Plan(key, loop, scale.dtype, zero_point.dtype).convert(scale, zero_point, x, y)
-            expected = tensor(y, key.y)
-            offsets = [displaced * max(1, device.bits_in(each) // 8) for each in (key.x, key.y)]
-            given, made = Buffer(tensor(x, key.x), offsets[0]), Buffer(expected.nbytes, offsets[1])
+            expected = tensor(y, key.y, is_packed)
+            offsets = [displaced * max(1, device.bits_in(each, is_packed) // 8) for each in (key.x, key.y)]
+            given, made = Buffer(tensor(x, key.x, is_packed), offsets[0]), Buffer(expected.nbytes, offsets[1])
             launch(
                 kernel,
                 units=x.size,
@@ -97,25 +98,25 @@ def test_bits_are_those_of_processors(key, scale_type):
                 y=made,
                 scale=Buffer(scale),
                 scales=scale.size,
-                zero_point=Buffer(tensor(zero_point, key.quantized)) if has_zero_point else 0,
+                zero_point=Buffer(tensor(zero_point, key.quantized, is_packed)) if has_zero_point else 0,
                 is_aligned=are_aligned(given, made),
                 **loop._asdict(),
             )
             np.testing.assert_array_equal(made.bytes, expected.reshape(-1).view(np.uint8), str((shape, scale_shape, displaced)))
 
 
-@pytest.mark.parametrize(("key", "scale_type"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
-def test_ptx_is_ieee_arithmetic(key, scale_type):
-    text = device.kernel(key, scale_type).ptx
+def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
+    text = device.kernel(key, scale_type, is_packed=is_packed).ptx
     ptx.check_text(text, divides=key.operation != "dequantize")
     assert ".local" not in text
 
 
-@pytest.mark.parametrize(("key", "scale_type"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
-def test_ptx_is_assembled_without_local_memory(key, scale_type, tmp_path):
-    for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type).ptx, tmp_path):
+def test_ptx_is_assembled_without_local_memory(key, scale_type, is_packed, tmp_path):
+    for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type, is_packed=is_packed).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture
