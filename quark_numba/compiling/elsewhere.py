@@ -128,10 +128,10 @@ target triple = "{triple}"
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i64 @{thread}(i64, i64, i64)
-define ptx_kernel void @{entry}(ptr byval([{words} x i64]) align 8 %record) {{
+define ptx_kernel void @{entry}({pointer} byval([{words} x i64]) align 8 %record) {{
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
-  %address = ptrtoint ptr %record to i64
+  %address = ptrtoint {pointer} %record to i64
   %wide_block = zext i32 %block to i64
   %wide_thread = zext i32 %thread to i64
   call i64 @{thread}(i64 %address, i64 %wide_block, i64 %wide_thread)
@@ -164,7 +164,8 @@ def ptx(compiled: Any, entry: str, words: int) -> str:
     module = compiled._library._get_module_for_linking().clone()
     module.triple, module.data_layout = CUDA.triple, str(machine.target_data)
     module.link_in(ll.parse_assembly(str(_wrapper(_THREAD, _native(compiled._wrapper_name), 3, CUDA.triple))))
-    text = _ENTRY.format(triple=CUDA.triple, thread=_THREAD, entry=entry, words=words)
+    pointer = "ptr" if ll.llvm_version_info >= (17,) else f"[{words} x i64]*"
+    text = _ENTRY.format(triple=CUDA.triple, thread=_THREAD, entry=entry, words=words, pointer=pointer)
     module.link_in(ll.parse_assembly(text))
     for each in module.functions:
         if not each.is_declaration and each.name != entry:

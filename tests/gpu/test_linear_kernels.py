@@ -1,6 +1,8 @@
 """Kernels of the linear family for GPUs, emulated, against those for processors: the same bits for every key and type of
 scale."""
 
+import re
+
 import numpy as np
 import ptx
 import pytest
@@ -112,6 +114,9 @@ def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
     text = device.kernel(key, scale_type, is_packed=is_packed).ptx
     ptx.check_text(text, divides=key.operation != "dequantize")
     assert ".local" not in text
+    for name, side in (("ld", key.x), ("st", key.y)):
+        if side.storage.itemsize == 4:
+            assert re.search(rf"\b{name}\.(global\.)?v(2\.[bu]64|4\.[bfu]32)", text), f"{name}: no vectors"
 
 
 @pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
