@@ -32,7 +32,7 @@ _MOST_ROWS = 32
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
 # that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
 # of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
-WORK = work_dtype("x", "y", "scales", "tensor_scale", "size", *Blocks._fields, "is_aligned")
+WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Blocks._fields), ("size", "is_aligned"))
 
 
 def count_columns(inner: int, per_byte: int) -> int:
@@ -57,7 +57,7 @@ def blocks(work_address: int, block: int, thread: int) -> int:
     """Convert the blocks of a thread."""
     work = record_at(work_address, WORK)
     unit = unsigned(block * THREADS + thread)
-    if unit >= unsigned(work.units):
+    if unit >= work.units:
         return 0
     x, y = array_at(work.x, work.size, X_DTYPE), array_at(work.y, work.size, Y_DTYPE)
     if work.size == 1 and not HAS_SCALES:  # as on processors
@@ -76,7 +76,7 @@ def blocks(work_address: int, block: int, thread: int) -> int:
         tensor_scale = array_at(work.tensor_scale, 1, np.float32)[0]
     scales = array_at(work.scales, work.size, np.uint8)
     format_of = (np.uint32(work.max_shift), np.int32(work.drop), tensor_scale, bounds_of(work))
-    is_vector = inner == unsigned(1) and work.is_aligned != 0 and start % unsigned(COUNT) == unsigned(0)
+    is_vector = inner == unsigned(1) and work.is_aligned and start % unsigned(COUNT) == unsigned(0)
     if rows == unsigned(ROWS) and (is_vector or Y_PER_BYTE == 1):
         shared = convert_whole(x, y, start, inner, is_vector, format_of)
         if HAS_CODES:

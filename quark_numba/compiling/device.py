@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ VECTOR = 16  # the bytes that a thread reads or writes at once
 _SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 
 
-def work_dtype(*names: str) -> Any:
-    """Return the dtype of a kernel's record, of 64-bit words: `units`, the number of the units of work, and more."""
-    return np.dtype([(name, np.int64) for name in ("units", *names)])
+def work_dtype(signed: Sequence[str], unsigned: Sequence[str]) -> Any:
+    """Return the dtype of a kernel's record, of 64-bit words: addresses and numbers with a sign, and numbers without one, of
+    which the first is `units`, the number of the units of work."""
+    return np.dtype([(name, np.int64) for name in signed] + [(name, np.uint64) for name in ("units", *unsigned)])
 
 
 class DeviceKernel:

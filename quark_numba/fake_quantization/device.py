@@ -8,7 +8,6 @@ from typing import Any
 from ..compiling import jit
 from ..compiling.device import DeviceKernel
 from ..compiling.intrinsics import array_at
-from ..compiling.jit import unsigned
 from ..element_types import FLOAT32
 from ..linear.device import of_elements
 from .arithmetic import converter
@@ -23,6 +22,6 @@ def kernel(key: Key) -> DeviceKernel:
     numbers_of, count, dtype = numbers_function(key), count_numbers(key), dtype_of(key)
 
     def numbers_at(work: Any, row: Any) -> Any:
-        return numbers_of(array_at(work.scale, work.scales * count, dtype), unsigned(work.scales), row)
+        return numbers_of(array_at(work.scale, work.scales * count, dtype), work.scales, row)
 
     return of_elements(__name__, key.name, FLOAT32, FLOAT32, converter(key), jit.inline(numbers_at))

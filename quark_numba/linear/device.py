@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,103 +31,87 @@ X_DTYPE: Any = None
 Y_DTYPE: Any = None
 
 # The record of a launch. The units are x's elements. `x`, `y`, `scale` and `zero_point` are addresses; a `zero_point` of 0
-# stands for zeros. Scales and zero points have the element types of the tensors. There are `scales` of each: where a Loop that
-# varies has more, they are not repeated. `is_aligned`: x and y lie at multiples of VECTOR.
-WORK = work_dtype("x", "y", "scale", "scales", "zero_point", *Loop._fields, "is_aligned")
+# stands for zeros. Scales and zero points have the element types of the tensors. There are `scales` of each, and the others are
+# the fields of a Loop; but where a Loop that varies repeats scales, `inner` is their number. `is_aligned`: x and y lie at
+# multiples of VECTOR.
+WORK = work_dtype(("x", "y", "scale", "zero_point"), ("scales", *Loop._fields, "is_aligned"))
 
 
 def elements(work_address: int, block: int, thread: int) -> int:
     """Convert COUNT elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are not
     aligned, are converted one by one."""
     work = record_at(work_address, WORK)
-    first, size = unsigned(block * THREADS + thread) * unsigned(COUNT), unsigned(work.units)
-    if first >= size:
+    first = unsigned(block * THREADS + thread) * unsigned(COUNT)
+    if first >= work.units:
         return 0
     x, y = array_at(work.x, work.units, X_DTYPE), array_at(work.y, work.units, Y_DTYPE)
-    loop, stop = _loop_of(work), first + unsigned(COUNT)
-    place = _place_of(loop, first)
-    if work.is_aligned == 0 or stop > size:
-        stop = min(stop, size)
+    stop, place = first + unsigned(COUNT), _place_of(work, first)
+    if not work.is_aligned or stop > work.units:
+        stop = min(stop, work.units)
         for i in range(first, stop):
             clear(y, i)
         for i in range(first, stop):
-            put(y, i, convert(get(x, i), numbers_at(work, _index_of(loop, place))))
-            place = _after(loop, place)
+            put(y, i, convert(get(x, i), numbers_at(work, _index_of(work, place))))
+            place = _after(work, place)
         return 0
     _, column, in_block, row = place
-    rows = min(loop.block - in_block, loop.length - row)
-    if loop.scales == unsigned(1) or (not loop.vary and column + unsigned(COUNT) <= rows * loop.inner):
+    rows = min(work.block - in_block, work.length - row)
+    if work.scales == 1 or (not work.vary and column + unsigned(COUNT) <= rows * work.inner):
         convert_alike(x, y, first, numbers_at(work, place[0]))
     else:
-        convert_each(x, y, first, work, loop, place)
+        convert_each(x, y, first, work, place)
     return 0
 
 
-class _Loop(NamedTuple):
-    """A Loop in unsigned numbers, with the number of scales. Of a loop that varies, `inner` is no more than that."""
-
-    length: Any
-    block: Any
-    inner: Any
-    scales: Any
-    vary: Any
-
-
 @jit.inline
-def _loop_of(work: Any) -> Any:
-    inner = min(work.inner, work.scales) if work.vary else work.inner
-    return _Loop(unsigned(work.length), unsigned(work.block), unsigned(inner), unsigned(work.scales), work.vary != 0)
-
-
-@jit.inline
-def _place_of(loop: Any, i: Any) -> Any:
+def _place_of(work: Any, i: Any) -> Any:
     """Return the place of element i: (number of the first scale of its row of scales, its column, its row within the block, its
     row along the axis). If there is one scale, all elements are at the first place."""
-    if loop.scales == unsigned(1):
+    if work.scales == 1:
         return unsigned(0), unsigned(0), unsigned(0), unsigned(0)
-    line = i // loop.inner
-    outer = line // loop.length
-    row = line - outer * loop.length
-    number = outer * ((loop.length + loop.block - unsigned(1)) // loop.block) + row // loop.block
-    number *= loop.inner if loop.vary else unsigned(1)
-    return number % loop.scales, i - line * loop.inner, row % loop.block, row
+    line = i // work.inner
+    outer = line // work.length
+    row = line - outer * work.length
+    number = outer * ((work.length + work.block - unsigned(1)) // work.block) + row // work.block
+    number *= work.inner if work.vary else unsigned(1)
+    return number % work.scales, i - line * work.inner, row % work.block, row
 
 
 @jit.inline
-def _after(loop: Any, place: Any) -> Any:
+def _after(work: Any, place: Any) -> Any:
     """Return the place of the next element."""
     first, column, in_block, row = place
-    if loop.scales == unsigned(1):
+    if work.scales == 1:
         return place
     column += unsigned(1)
-    if column == loop.inner:
+    if column == work.inner:
         column = unsigned(0)
         in_block += unsigned(1)
         row += unsigned(1)
-        if in_block == loop.block or row == loop.length:
+        if in_block == work.block or row == work.length:
             in_block = unsigned(0)
-            row = unsigned(0) if row == loop.length else row
-            first += loop.inner if loop.vary else unsigned(1)
-            first = unsigned(0) if first == loop.scales else first
+            row = unsigned(0) if row == work.length else row
+            first += work.inner if work.vary else unsigned(1)
+            first = unsigned(0) if first == work.scales else first
     return first, column, in_block, row
 
 
 @jit.inline
-def _index_of(loop: Any, place: Any) -> Any:
+def _index_of(work: Any, place: Any) -> Any:
     """Return the number of the scale of the element at a place."""
-    return place[0] + place[1] if loop.vary else place[0]
+    return place[0] + place[1] if work.vary else place[0]
 
 
 def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> dict[str, Any]:
-    """Return the functions (x, y, first, numbers) and (x, y, first, record, loop, place), which convert COUNT elements from the
-    first one on. They are unrolled, so that all elements are in registers. `names` are what the source uses."""
+    """Return the functions (x, y, first, numbers) and (x, y, first, record, place), which convert COUNT elements from the first
+    one on. They are unrolled, so that all elements are in registers. `names` are what the source uses."""
     count, per_byte = names["COUNT"], max(1, 8 // y_bits)
     x = [f"x[{k}]" for k in range(count)]
     if x_bits < 8:
         x = [f"X_DTYPE(x[{k * x_bits // 8}] >> X_DTYPE({k * x_bits % 8}))" for k in range(count)]
     alike = [f"y{k} = convert({x[k]}, numbers)" for k in range(count)]
-    each = [f"y{k} = convert({x[k]}, numbers_at(work, index_of(loop, p{k})))" for k in range(count)]
-    places = ["p0 = place", *(f"p{k} = after(loop, p{k - 1})" for k in range(1, count))]
+    each = [f"y{k} = convert({x[k]}, numbers_at(work, index_of(work, p{k})))" for k in range(count)]
+    places = ["p0 = place", *(f"p{k} = after(work, p{k - 1})" for k in range(1, count))]
     begin = [f"x = load(x, first // unsigned({max(1, 8 // x_bits)}))"]
     end = [f"store(y, first // unsigned({per_byte}), ({', '.join(stored(count, y_bits))},))"]
     load = loader(count * x_bits // (8 * names["X_DTYPE"]().itemsize))
@@ -137,7 +121,7 @@ def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> dict[s
         text = [f"def convert_vector(x, y, first, {parameters}):", *indented([*begin, *lines, *end]), ""]
         return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
-    return {"convert_alike": function("numbers", alike), "convert_each": function("work, loop, place", places + each)}
+    return {"convert_alike": function("numbers", alike), "convert_each": function("work, place", places + each)}
 
 
 def stored(count: int, bits: int) -> list[str]:

@@ -31,7 +31,7 @@ def work_of(program: Program) -> Any:
     VECTOR."""
     steps = [f"step{k}_{d}" for k in _streams(program) for d in range(DIMENSIONS)]
     addresses = [f"x{k}" for k in range(len(program.inputs))]
-    return work_dtype("y", *addresses, *(f"length{d}" for d in range(DIMENSIONS)), *steps, "full", "is_aligned")
+    return work_dtype(["y", *addresses], [*(f"length{d}" for d in range(DIMENSIONS)), *steps, "full", "is_aligned"])
 
 
 def _streams(program: Program) -> list[int]:
@@ -64,7 +64,12 @@ def kernel(program: Program) -> DeviceKernel:
             names[f"load{k}"] = loader(COUNT)
             array = f"array_at(work.x{k}, work.units, np.{dtype.name})"
             elements = ", ".join(f"e{k}_{j}" for j in range(COUNT))
-            whole += [f"if work.full & {1 << k}:", f"    {elements} = load{k}({array}, first)", "else:", *indented(each)]
+            whole += [
+                f"if work.full & unsigned({1 << k}):",
+                f"    {elements} = load{k}({array}, first)",
+                "else:",
+                *indented(each),
+            ]
         else:
             whole += each
     single += _steps(writer, "")
@@ -73,9 +78,9 @@ def kernel(program: Program) -> DeviceKernel:
     last = len(program.steps) - 1
     lines += [
         *writer.once,
-        f"stop = min(first + unsigned({COUNT}), unsigned(work.units))",
+        f"stop = min(first + unsigned({COUNT}), work.units)",
         "y, place = array_at(work.y, work.units, np.float32), place_of(work, first)",
-        f"if work.is_aligned == 0 or stop - first < unsigned({COUNT}):",
+        f"if not work.is_aligned or stop - first < unsigned({COUNT}):",
         "    for i in range(first, stop):",
         *indented(indented([*single, f"y[i] = v{last}", "place = after(work, place)"])),
         "    return 0",
@@ -87,7 +92,7 @@ def kernel(program: Program) -> DeviceKernel:
     begin = [
         "work = record_at(work_address, WORK)",
         f"first = unsigned(block * THREADS + thread) * unsigned({COUNT})",
-        "if first >= unsigned(work.units):",
+        "if first >= work.units:",
         "    return 0",
     ]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *lines]), ""]
@@ -102,7 +107,7 @@ def _raw(dtype: Any) -> Callable[..., Any]:
 
 def _index(k: int, place: str) -> str:
     """Return the source of the index of the element of input k at a place of the loop."""
-    return " + ".join(f"{place}[{d}] * unsigned(work.step{k}_{d})" for d in range(DIMENSIONS))
+    return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(DIMENSIONS))
 
 
 def _steps(writer: Writer, suffix: str) -> list[str]:
@@ -119,11 +124,10 @@ def _steps(writer: Writer, suffix: str) -> list[str]:
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
     """Return the indices of an element of y along the dimensions of the loop."""
-    third = i // np.uintp(work.length3)
-    second = third // np.uintp(work.length2)
-    first = second // np.uintp(work.length1)
-    within = second - first * np.uintp(work.length1), third - second * np.uintp(work.length2)
-    return first, within[0], within[1], i - third * np.uintp(work.length3)
+    third = i // work.length3
+    second = third // work.length2
+    first = second // work.length1
+    return first, second - first * work.length1, third - second * work.length2, i - third * work.length3
 
 
 @jit.inline
@@ -132,13 +136,13 @@ def _after(work: Any, place: Any) -> Any:
     i, j, k, m = place
     one, zero = np.uintp(1), np.uintp(0)
     m += one
-    if m == np.uintp(work.length3):
+    if m == work.length3:
         m = zero
         k += one
-        if k == np.uintp(work.length2):
+        if k == work.length2:
             k = zero
             j += one
-            if j == np.uintp(work.length1):
+            if j == work.length1:
                 j = zero
                 i += one
     return i, j, k, m

@@ -4,8 +4,9 @@ import numpy as np
 import ptx
 import pytest
 import samples
-from emulated_gpu import Buffer, are_aligned, kernel_of, launch
+from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
 
+from quark_numba.element_types import FLOAT32
 from quark_numba.fake_quantization import device, kernels
 from quark_numba.fake_quantization.dispatch import TABLE
 from quark_numba.fake_quantization.key import FORMS, count_numbers, dtype_of
@@ -60,7 +61,7 @@ def test_bits_are_those_of_processors(key):
         loop = {"length": rows, "block": 1, "inner": inner, "rows": rows, "vary": False}
         aligned = are_aligned(given, made)
         launch(kernel, units=size, x=given, y=made, scale=Buffer(numbers), scales=rows, is_aligned=aligned, **loop)
-        np.testing.assert_array_equal(made.bytes, y.view(np.uint8), str((size, inner, rows)))
+        assert_same_values(made, y, FLOAT32, (size, inner, rows))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -4,9 +4,9 @@ import numpy as np
 import ptx
 import pytest
 import samples
-from emulated_gpu import Buffer, are_aligned, kernel_of, launch
+from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
 
-from quark_numba.element_types import packing
+from quark_numba.element_types import FLOAT32, packing
 from quark_numba.region import device
 from quark_numba.region.calls import run_region
 from quark_numba.region.key import parse
@@ -96,9 +96,7 @@ def test_bits_are_those_of_numpy(name, displaced):
     made = Buffer(expected.nbytes, displaced)
     fields = fields_of(program, inputs, expected, buffers)
     launch(kernel_of(device, program), units=expected.size, y=made, is_aligned=are_aligned(made), **fields)
-    y, is_nan = made.bytes.view(np.float32).reshape(expected.shape), np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(y), is_nan)  # any NaN for a NaN
-    np.testing.assert_array_equal(y.view(np.uint32)[~is_nan], expected.view(np.uint32)[~is_nan])
+    assert_same_values(made, expected, FLOAT32, name)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -80,3 +80,15 @@ def launch(kernel, *, units, **fields):
     for value in fields.values():
         if isinstance(value, Buffer):
             value.check()
+
+
+def assert_same_values(made, expected, element_type, case):
+    """Check that a buffer has the bits of an array, in packed bytes or of an element type. Any NaN will do for a NaN: two of
+    them are added in either order, and GPUs have one alone."""
+    bits, expected = made.bytes, np.ascontiguousarray(expected).reshape(-1)
+    if not element_type.is_integer and bits.size == expected.size * element_type.dtype.itemsize:
+        values, wanted = (each.view(np.uint8).view(element_type.dtype).astype(np.float32) for each in (bits, expected))
+        np.testing.assert_array_equal(np.isnan(values), np.isnan(wanted), str(case))
+        integers = f"u{element_type.dtype.itemsize}"
+        bits, expected = (each.view(np.uint8).view(integers)[~np.isnan(wanted)] for each in (bits, expected))
+    np.testing.assert_array_equal(bits.view(np.uint8), expected.view(np.uint8), str(case))
