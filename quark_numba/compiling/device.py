@@ -35,9 +35,9 @@ def work_dtype(signed: Sequence[str], unsigned: Sequence[str]) -> Any:
 class DeviceKernel:
     """A kernel for GPUs, and what its launch needs.
 
-    A launch has one parameter, a record of the dtype `work`, which is passed by value. The grid is `count_blocks(units)` blocks
-    of `threads` threads in one dimension, where `units` is a field of the record. There is no shared memory, and blocks may run
-    in any order.
+    A launch of the function `entry` has one parameter, a record of the dtype `work`, which is passed by value. A block has
+    `threads` threads and does `units_per_block` units of work, of which the record's field `units` is the number. Blocks and
+    threads are in one dimension. There is no shared memory, and blocks may run in any order.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ class DeviceKernel:
     def __init__(
         self, module: str, template: Callable[..., Any], name: str, work: Any, units_per_thread: int, names: dict[str, Any]
     ) -> None:
-        self.entry, self.work, self._units = name, work, units_per_thread * THREADS
+        self.entry, self.work, self.units_per_block = name, work, units_per_thread * THREADS
         self._function = jit._specialise(template, name, names)
         self._function.__qualname__ = f"gpu_{name}_{digest(module)}"
 
     def count_blocks(self, units: int) -> int:
         """Return the number of blocks for so many units of work. 0: there is nothing to launch."""
-        return -(-units // self._units)
+        return -(-units // self.units_per_block)
 
     @created_once
     def ptx(self) -> str:
@@ -79,7 +79,8 @@ class DeviceKernel:
         """The function that becomes PTX, compiled for this machine: int64_t (int64_t record, int64_t block, int64_t thread)."""
         compiled = CFunc(self._function, normalize_signature(_SIGNATURE), locals={}, options=jit._FLAGS)
         with global_compiler_lock:
-            # A thread has no vectors of numbers. While the lock is held, no other function is compiled.
+            # A thread has no vectors of numbers. While the lock is held, nothing is compiled but this function and what it
+            # calls, which has no loops.
             before, config.LOOP_VECTORIZE = config.LOOP_VECTORIZE, 0
             try:
                 compiled.compile()

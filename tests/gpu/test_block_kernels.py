@@ -5,12 +5,12 @@ import ptx
 import pytest
 from block_samples import values
 from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
+from gpu_keys import BLOCK_KEYS, format_of
 
 from quark_numba.block import device
 from quark_numba.block.dispatch import TABLE
-from quark_numba.block.formats import HALF_TO_EVEN, NVIDIA_FORMATS, ROUNDING_MODES, bfp_format, mx_format
+from quark_numba.block.formats import NVIDIA_FORMATS
 from quark_numba.block.granularity import NO_FAULT, block_shape
-from quark_numba.block.key import FLOAT8E4M3FN
 from quark_numba.element_types import FLOAT32, packing
 
 pytestmark = pytest.mark.compiled
@@ -37,50 +37,13 @@ CASES = [
 MOST_SPILLS = 128
 
 
-def format_of(key, block, mode):
-    """Return the blocks of a format that has a key."""
-    if key.rule in ("floor", "microexponent") and not key.has_codes and not key.element:
-        method = "to_bfp_prime" if key.is_microexponent else "to_bfp"
-        attributes = {
-            "bit_width": 13,
-            "block_size": block,
-            "sub_block_size": 2 if block % 2 == 0 else 1,
-            "sub_block_shift_bits": 1,
-        }
-        return bfp_format(key.x, bfp_method=method, rounding_mode=mode, convert_to_bfloat_before_bfp=0, **attributes)[1]
-    for nvidia in NVIDIA_FORMATS:
-        if key.rule == nvidia.rule and key.element is nvidia.codes:
-            return nvidia.format(key.x, block, has_codes=key.has_codes)[1]
-    names = {"float8e4m3fn": "fp8_e4m3", "float8e5m2": "fp8_e5m2", "float6e2m3": "fp6_e2m3", "float6e3m2": "fp6_e3m2"}
-    dtype = names.get(key.codes.name, "fp4_e2m1" if key.element else "int8")
-    return mx_format(key.x, element_dtype=dtype, block_size=block, rounding_mode=mode)[1]
-
-
-def modes(key):
-    return ROUNDING_MODES if key.element is None else [HALF_TO_EVEN]
-
-
-def blocks_of(key):
-    """Return block sizes: one that is held in registers, with vectors, and one that is not."""
-    return (16, 40) if key.codes.is_packed and key.has_codes else (16, 7, 40)
-
-
-KEYS = [
-    pytest.param(key, mode, block, id=f"{key.name}-{mode}-{block}")
-    # First the format that most tests use, whose kernels are compiled anyway.
-    for key in sorted(TABLE, key=lambda key: key.element is not FLOAT8E4M3FN)
-    for mode in modes(key)
-    for block in blocks_of(key)
-]
-
-
 def expected_of(key, x, blocks, tensor_scale):
     y, scales = np.empty(x.size, key.y.storage), np.zeros(x.size * key.has_codes, np.uint8)
     TABLE[key].serial(x.reshape(-1).view(key.x.storage), y, scales, np.float32(tensor_scale), blocks)
     return y, scales
 
 
-@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_bits_are_those_of_processors(key, mode, block):
@@ -123,14 +86,14 @@ def test_packed_codes_of_two_blocks_share_no_byte():
     assert device.kernel(*nvfp4.format(FLOAT32, 7, has_codes=True), is_packed=False).entry.endswith("_7_7_2")
 
 
-@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_ptx_is_ieee_arithmetic(key, mode, block):
     ptx.check_text(device.kernel(key, format_of(key, block, mode)).ptx, divides=True)
 
 
-@pytest.mark.parametrize(("key", "mode", "block"), KEYS)
+@pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_ptx_is_assembled_with_few_spills(key, mode, block, tmp_path):

@@ -1,8 +1,7 @@
 """What kernels for GPUs have in common: names, launches, and that nothing of them is loaded without need."""
 
 import pytest
-import test_block_kernels
-import test_linear_kernels
+from gpu_keys import BLOCK_KEYS, LINEAR_KEYS, format_of
 from processes import PREPARE, loaded
 
 from quark_numba.block import device as block_device
@@ -30,7 +29,7 @@ def test_sessions_load_nothing_of_gpus():
 
 @pytest.mark.parametrize(("units", "blocks"), [(0, 0), (1, 1), (1024, 1), (1025, 2), (2**40, 2**30)])
 def test_the_grid_has_a_thread_for_each_vector(units, blocks):
-    key, scale, is_packed = test_linear_kernels.KEYS[0].values
+    key, scale, is_packed = LINEAR_KEYS[0].values
     kernel = device.kernel(key, scale, is_packed=is_packed)
     assert kernel.count_blocks(units) == blocks
     assert kernel.work.itemsize == 8 * len(kernel.work.names)
@@ -48,7 +47,7 @@ def test_a_thread_has_the_blocks_that_share_bytes(size, length, inner, block, pe
 @pytest.mark.parametrize(
     ("family", "kernel"),
     [
-        ("linear", lambda: device.kernel(*test_linear_kernels.KEYS[0].values[:2])),
+        ("linear", lambda: device.kernel(*LINEAR_KEYS[0].values[:2])),
         ("fake_quantization", lambda: fake_device.kernel(select("integer"))),
         ("block", lambda: block_device.kernel(*NVIDIA_MXFP8.format(FLOAT32, 32, has_codes=False))),
         ("region", lambda: region_device.kernel(parse("region (float x0) => (float y) { y = Neg (x0) }"))),
@@ -65,12 +64,12 @@ def test_a_change_of_a_familys_arithmetic_changes_the_name_of_its_file(family, k
 @pytest.mark.slow
 def test_names_are_unique_and_fit_in_file_names():
     kernels = []
-    for case in test_linear_kernels.KEYS:
+    for case in LINEAR_KEYS:
         key, scale, is_packed = case.values
         kernels.append(device.kernel(key, scale, is_packed=is_packed))
-    for case in test_block_kernels.KEYS:
+    for case in BLOCK_KEYS:
         key, mode, block = case.values
-        kernels.append(block_device.kernel(key, test_block_kernels.format_of(key, block, mode)))
+        kernels.append(block_device.kernel(key, format_of(key, block, mode)))
     names = [kernel.entry for kernel in kernels]
     assert len({*names}) == len(names)
     # The digests of the sources and of the machine, and the suffix.

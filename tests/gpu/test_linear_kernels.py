@@ -8,14 +8,13 @@ import ptx
 import pytest
 import samples
 from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
-from granularities import key_id, scales, zero_points
+from gpu_keys import LINEAR_KEYS
+from granularities import scales, zero_points
 
 from quark_numba.element_types import packing
 from quark_numba.linear import device
-from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import NO_FAULT, loop_shape
 from quark_numba.linear.plans import Plan
-from quark_numba.linear.versions import types
 
 pytestmark = pytest.mark.compiled
 
@@ -44,20 +43,6 @@ CASES = [
 ]
 
 
-def precisions(scale):
-    """Return the precisions of the division that a scale of this type may have: see ``key.select``."""
-    return {"int32": ["float64"], "float8e8m0": ["float32"]}.get(scale.name, [scale.name, "float32"])
-
-
-KEYS = [
-    pytest.param(key, scale, is_packed, id=f"{key_id(key)}-{scale.name}{'' if is_packed else '-array'}")
-    for key in TABLE
-    for scale in types(key.operation, "scale")
-    if key.operation == "dequantize" or key.precision.name in precisions(scale)
-    for is_packed in ((True, False) if key.quantized.is_packed and scale.name == "float32" else (True,))
-]
-
-
 def tensor(values, element_type, is_packed):
     """Return the bytes of a tensor, or of an array."""
     return packing.pack(values) if is_packed and element_type.is_packed else values
@@ -78,7 +63,7 @@ def elements(key, shape, rng):
         return (np.nan_to_num(x).clip(-(2.0**31), 2.0**31 - 1) if key.x.is_integer else x).astype(key.x.dtype).reshape(shape)
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
 def test_bits_are_those_of_processors(key, scale_type, is_packed):
@@ -111,7 +96,7 @@ def test_bits_are_those_of_processors(key, scale_type, is_packed):
             assert_same_values(made, expected, key.y, (shape, scale_shape, axis, block_size, displaced))
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
 def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
@@ -123,7 +108,7 @@ def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
             assert re.search(rf"\b{name}\.(global\.)?v(2\.[bu]64|4\.[bfu]32)", text), f"{name}: no vectors"
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), KEYS)
+@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(2)
 def test_ptx_is_assembled_without_local_memory(key, scale_type, is_packed, tmp_path):
