@@ -2,11 +2,15 @@
 
 import pytest
 from gpu_keys import BLOCK_KEYS, LINEAR_KEYS, format_of
+from numba.core import config
+from numba.core.errors import TypingError
 from processes import PREPARE, loaded
 
 from quark_numba.block import device as block_device
 from quark_numba.block.formats import NVIDIA_MXFP8
 from quark_numba.compiling import cache
+from quark_numba.compiling.device import DeviceKernel, work_dtype
+from quark_numba.compiling.intrinsics import allocate
 from quark_numba.compiling.sources import sources
 from quark_numba.element_types import FLOAT32
 from quark_numba.fake_quantization import device as fake_device
@@ -42,6 +46,35 @@ def test_the_grid_has_a_thread_for_each_vector(units, blocks):
 )
 def test_a_thread_has_the_blocks_that_share_bytes(size, length, inner, block, per_byte, units):
     assert block_device.count_units(size, length, inner, block, per_byte) == units
+
+
+def _raises(work_address, block, thread):
+    if block > thread:
+        raise ValueError
+    return 0
+
+
+def _allocates(work_address, block, thread):
+    return allocate(block)
+
+
+def _is_wrong(work_address, block, thread):
+    return block + "text"
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        (_raises, RuntimeError, "^kernel may raise an exception, which has no place elsewhere$"),
+        (_allocates, RuntimeError, "^kernel calls NRT_Allocate, which a GPU lacks$"),
+        (_is_wrong, TypingError, "text"),
+    ],
+)
+def test_what_a_gpu_lacks_is_refused(template, error, message):
+    before = config.LOOP_VECTORIZE
+    with pytest.raises(error, match=message):
+        DeviceKernel(__name__, template, "kernel", work_dtype((), ()), 1, {})._make()
+    assert before == config.LOOP_VECTORIZE == 1
 
 
 @pytest.mark.parametrize(
