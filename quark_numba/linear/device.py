@@ -179,10 +179,11 @@ def of_elements(
 
 
 def reader(element_type: ElementType, dtype: Any, is_packed: bool = True) -> Any:
-    """Return the function (address, i) -> element i of a tensor or array, as a number of `dtype`, which holds every value."""
+    """Return the function (address, i) -> element i of a tensor or array, as a number of `dtype`, which holds every value, or
+    as it is stored."""
     storage, get, number = element_type.storage.type, getter(bits_in(element_type, is_packed)), np.dtype(dtype).type
     decode = exponents.value_of if element_type is FLOAT8E8M0 else codecs.decoder(element_type)
-    if element_type.dtype == dtype:
+    if dtype in (element_type.dtype, element_type.storage):
         decode = codecs.same
     return jit.inline(lambda address, i: number(decode(get(array_at(address, 1, storage), i))))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
-from ..compiling.intrinsics import array_at, record_at
+from ..compiling.intrinsics import record_at
 from ..compiling.text import function_of, indented
 from ..linear.device import reader
 from . import arithmetic
@@ -54,7 +53,7 @@ def kernel(program: Program) -> DeviceKernel:
     lines, single, whole = [], [], []
     for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(program))):
         element_type = program.inputs[k].element_type
-        names[f"read{k}"] = _raw(dtype) if element_type.storage == dtype else reader(element_type, dtype)
+        names[f"read{k}"] = reader(element_type, dtype)
         if program.inputs[k].is_scalar:
             lines.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
             continue
@@ -98,11 +97,6 @@ def kernel(program: Program) -> DeviceKernel:
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *lines]), ""]
     names |= writer.names | {"place_of": _place_of}
     return DeviceKernel(__name__, function_of("\n".join(text), __name__, __file__, names), program.name, work, COUNT, {})
-
-
-def _raw(dtype: Any) -> Callable[..., Any]:
-    number = dtype.type
-    return jit.inline(lambda address, i: array_at(address, 1, number)[i])
 
 
 def _index(k: int, place: str) -> str:
