@@ -94,6 +94,11 @@ class Operator(Schema):
         return self.select_format(types, attributes) if self.select_format else next(iter(self.formats))
 
     @property
+    def runs_on_gpus(self) -> bool:
+        """Whether the package has kernels of the operator for NVIDIA's GPUs, and nodes for them in ``ort/gpu_nodes``."""
+        return self.family in ("linear", "block", "region")
+
+    @property
     def newest_name(self) -> str:
         return self.newer_name or self.name
 

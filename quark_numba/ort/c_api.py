@@ -54,6 +54,7 @@ class OrtApi(IntEnum):
     AddSessionConfigEntry = 130
     KernelInfoGetAttributeArray_float = 162
     KernelInfoGetAttributeArray_int64 = 163
+    KernelContext_GetGPUComputeStream = 193
     KernelInfo_GetInputCount = 230
     KernelInfo_GetInputTypeInfo = 234
     KernelInfo_GetOutputTypeInfo = 235
@@ -119,6 +120,7 @@ class OrtCustomOp(ctypes.Structure):
         ("version", c_uint32),
         *((name, c_void_p) for name in CUSTOM_OP_FUNCTIONS),
         ("name", c_void_p),
+        ("provider", c_void_p),  # 0: the CPU's
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
@@ -144,6 +146,7 @@ class Description(NamedTuple):
     output_types: list[int]
     input_characteristics: list[int]
     output_characteristics: list[int]
+    runs_on_gpus: bool
 
 
 T = TypeVar("T")

@@ -123,7 +123,7 @@ _WORD = ir.IntType(64)
 # OrtCustomOp; and whether the field is an array, of which it returns one element.
 _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetName": ("name", False),
-    "GetExecutionProviderType": (0, False),  # the CPU's
+    "GetExecutionProviderType": ("provider", False),
     "GetInputType": ("input_types", True),
     "GetInputTypeCount": ("input_count", False),
     "GetInputCharacteristic": ("input_characteristics", True),

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..compiling.lock import created
 from ..compiling.memory import release_compiler
 from ..errors import NotAvailableError
-from . import c_api, kept_kernels, python_record
+from . import c_api, cuda, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
 from .library.load import check_platform, load
-from .providers import available, operators_for
+from .providers import CUDA, available, operators_for
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ class _CustomOp(NamedTuple):
     description: Description
     structure: OrtCustomOp
     lists_needs: bool
+    is_on_gpu: bool
 
     @property
     def declared(self) -> tuple[Operator, Overload]:
@@ -230,14 +231,21 @@ def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) 
     overloads' types to check types, and to infer the types of outputs that the model does not declare."""
     result: int = c_api.ask(api, OrtApi.CreateCustomOpDomain, c_void_p, domain.encode())
     for description in _descriptions(release):
-        if description.domain == domain:
-            structure = _structure(description)
-            _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, description, structure, lists_needs)
+        for provider in _providers_of(description) if description.domain == domain else []:
+            structure = _structure(description, provider)
+            custom_op = _CustomOp(api, release, description, structure, lists_needs, is_on_gpu=provider is not None)
+            _custom_ops[ctypes.addressof(structure)] = custom_op
             c_api.call(api, OrtApi.CustomOpDomain_Add, result, ctypes.byref(structure))
     return result
 
 
-def _structure(description: Description) -> OrtCustomOp:
+def _providers_of(description: Description) -> list[str | None]:
+    """The execution providers that get the operator: None for the CPU's, and CUDA's if this machine may have a GPU."""
+    has_gpus = description.runs_on_gpus and CUDA in available() and cuda.driver() is not None
+    return [None, CUDA] if has_gpus else [None]
+
+
+def _structure(description: Description, provider: str | None) -> OrtCustomOp:
     functions = dict(_functions())
     create, infer = functions.pop("create"), functions.pop("infer")
     del functions["register"], functions["run_work"]
@@ -250,6 +258,7 @@ def _structure(description: Description) -> OrtCustomOp:
             # ONNX Runtime ignores the types that attributes give when it chooses an overload.
             InferOutputShapeFn=infer if description.infers else None,
             name=ctypes.addressof(_name(description.name)),
+            provider=ctypes.addressof(_name(provider)) if provider else None,
             input_count=len(description.input_types),
             output_count=len(description.output_types),
             is_homogeneous=description.is_homogeneous,
@@ -268,8 +277,9 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
     """OrtCustomOp::CreateKernelV2: compile a node's kernel, so that its first run does not have to. Returns an OrtStatus."""
 
     def create() -> None:
-        _warn_of_copies()
         custom_op = _custom_ops[op]
+        if not custom_op.is_on_gpu:
+            _warn_of_copies()
         description = custom_op.description
         attributes = {attribute[0]: c_api.attribute(api, info, *attribute) for attribute in description.attributes}
         inputs = c_api.inputs(api, info) if description.is_checked else None
@@ -279,7 +289,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
         ]
         key = kept_kernels.key_of(description, attributes, inputs, outputs)
         kernel = None
-        if not custom_op.lists_needs:
+        if not (custom_op.lists_needs or custom_op.is_on_gpu):
             kernel = kept_kernels.find(key, custom_op.api, custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE)
         if kernel is None:
             operator, overload = custom_op.declared
@@ -291,7 +301,8 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
                 _list_need(operator, overload, given, api, info)
                 return
             kernel = _kernel(op, given)
-            kept_kernels.record(key, functools.partial(kept_kernels.state_of, operator, overload, attributes))
+            if not custom_op.is_on_gpu:
+                kept_kernels.record(key, functools.partial(kept_kernels.state_of, operator, overload, attributes))
         # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
         custom_op.structure.KernelComputeV2 = kernel.compute
         if kernel.destroy:
@@ -320,7 +331,7 @@ def _warn_of_copies() -> None:
 
 
 def _better_in_standard(providers: Iterable[str]) -> list[str]:
-    return [name for name in providers if operators_for([name]) == "standard"]
+    return [name for name in providers if operators_for([name]) != "custom"]
 
 
 def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:
@@ -382,11 +393,15 @@ def _kernel(op: int, attributes: tuple[tuple[str, Any], ...]) -> kept_kernels.Ke
 
     custom_op = _custom_ops[op]
     operator, overload = custom_op.declared
-    state = keep(operators.state_of(operator, overload, dict(attributes)))
+    make = operators.gpu_state_of if custom_op.is_on_gpu else operators.state_of
+    state = keep(make(operator, overload, dict(attributes)))
     state["api"] = custom_op.api
     state["has_shape_reference"] = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = c_api.texts_at(operators.messages_of(operator))
-    kernel = kept_kernels.Kernel(state.ctypes.data, *operators.node_functions(operator.family))
+    if custom_op.is_on_gpu:
+        kernel = kept_kernels.Kernel(state.ctypes.data, operators.compiled_for_gpu(operator.family), 0, 0)
+    else:
+        kernel = kept_kernels.Kernel(state.ctypes.data, *operators.node_functions(operator.family))
     release_compiler()
     return kernel
 

@@ -57,12 +57,18 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
         ],
         [_CHARACTERISTICS[parameter.option] for parameter in operator.inputs],
         [c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type],
+        operator.runs_on_gpus,
     )
 
 
 def node_of(family: str) -> ModuleType:
     """The module with the node of a family."""
     return OPERATORS.nodes.get(family) or importlib.import_module(f"{__package__}.nodes.{family}")
+
+
+def gpu_node_of(family: str) -> ModuleType:
+    """The module with the node of a family on a GPU, if it has one."""
+    return importlib.import_module(f"{__package__}.gpu_nodes.{family}")
 
 
 def compiled(family: str, name: str) -> int:
@@ -72,6 +78,13 @@ def compiled(family: str, name: str) -> int:
     node = node_of(family)
     function = node.compute if name == "compute" else getattr(node, name, None)
     return callbacks.compiled(function, f"{name}_{family}") if function else 0
+
+
+def compiled_for_gpu(family: str) -> int:
+    """The address of ``compute`` of a family's node on a GPU."""
+    from . import callbacks
+
+    return callbacks.compiled(gpu_node_of(family).compute, f"compute_{family}_on_gpu")
 
 
 def node_functions(family: str) -> tuple[int, int, int]:
@@ -108,6 +121,20 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     if compiles and hasattr(node, "functions"):
         functions |= node.functions(overload, key)
     context.fill(state, numbers, functions)
+    return state
+
+
+def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> NDArray[Any]:
+    """A new state of nodes on a GPU, as `state_of` returns it. Raises ValueError, too, if there is no kernel, and RuntimeError
+    if the driver refuses it."""
+    from . import cuda
+    from .nodes import context
+
+    node, overload = gpu_node_of(operator.family), operator.held(overload)
+    state, selection = np.zeros((), node.STATE), node.select(operator, overload, attributes)
+    kernel = node.kernel(overload, selection)
+    launch = {"task": cuda.loaded(kernel), "launch": cuda.launcher(), "units_per_block": kernel.units_per_block}
+    context.fill(state, {**selection.numbers, **launch}, {})
     return state
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from . import cuda
+
 _SUFFIX = "ExecutionProvider"
 
 # The provider that every build of ONNX Runtime has, and that runs what the others leave.
 CPU = f"CPU{_SUFFIX}"
+
+# That of NVIDIA's cards, for which this package has kernels.
+CUDA = f"CUDA{_SUFFIX}"
 
 # Providers that leave all tensors where they are. Azure's, which the plain build has as well, runs only operators that call
 # services.
@@ -20,13 +25,16 @@ def others_than_cpus(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in _WITHOUT_DEVICE]
 
 
-def operators_for(names: Iterable[str]) -> Literal["custom", "standard"]:
+def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]:
     """Return in which operators nodes are right, and fastest, in a session with these providers: in this package's ("custom"),
-    which the CPU's provider runs, or in ONNX's ("standard").
+    which the CPU's provider runs, in those of them that CUDA's provider runs, and else in ONNX's ("cuda"), or in ONNX's
+    ("standard").
 
     OpenVINO's provider (1.24) does not compute ONNX's operators one by one, as they are written, whatever its options are: it
     multiplies with inverses in place of dividing, makes one product of two, and computes float16 and float64 in float32."""
     others = others_than_cpus(names)
+    if others == [CUDA] and cuda.driver():
+        return "cuda"
     return "standard" if others and f"OpenVINO{_SUFFIX}" not in others else "custom"
 
 

@@ -75,40 +75,46 @@ def settle(state_address: int, values_address: int) -> int:
     return 1
 
 
-def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
-    state = record_at(state_address, STATE)
+@jit.expand
+def begin(state: Any, context_address: int) -> Any:
+    """(an OrtStatus, the size of x, the values and shapes of inputs, the length of the axis, the number of elements behind an
+    index of it, the values of y and of the scales). There is nothing to do if the status is an error or the size 0."""
     has_many, values, shapes = context.inputs(state, context_address, 1 + state.has_tensor_scale, 2)
     x_shape = context.shape_at(shapes, 0)
     if state.is_of_whole_blocks:
         fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)
     else:
         fault, length, inner = _block_shape(x_shape, state.axis, state.block)
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
-    work.tensor_scale = np.float32(1)
-    if state.has_tensor_scale:
-        if context.size_of(context.shape_at(shapes, 1)) == 1:
-            work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]
-        elif fault == NO_FAULT:
-            fault = SCALE
+    if state.has_tensor_scale and fault == NO_FAULT and context.size_of(context.shape_at(shapes, 1)) != 1:
+        fault = SCALE
+    y: Any = np.int64(0)
+    scales: Any = np.int64(0)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block))
-    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
-    if status:
-        return status
-    if state.has_codes:
+        status = context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block))
+    else:
+        status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+    if status == 0 and state.has_codes:
         scales_shape = array_at(stack(context.MAX_RANK), shapes[1], np.int64)
         axis = state.axis if state.axis >= 0 else state.axis + shapes[1]
         for i in range(shapes[1]):
             scales_shape[i] = x_shape[i] // state.block if i == axis else x_shape[i]
         status, scales = context.output_of(state, context_address, 1, scales_shape.ctypes.data, shapes[1])
-        if status:
-            return status
-        work.scales = context.data_of(state, scales)
-    size = context.size_of(x_shape)
-    if size == 0:
+    return status, context.size_of(x_shape), values, shapes, length, inner, y, scales
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    status, size, values, shapes, length, inner, y, scales = begin(state, context_address)
+    if status or size == 0:
         return status
+    work_address = stack(WORK_WORDS)
+    work = record_at(work_address, WORK)
+    work.tensor_scale = np.float32(1)
+    if state.has_tensor_scale:
+        work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]
+    if state.has_codes:
+        work.scales = context.data_of(state, scales)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.size, work.length, work.inner, work.has_failed = size, length, inner, 0
     work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop

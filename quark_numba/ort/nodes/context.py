@@ -33,8 +33,10 @@ MAX_RANK = 64
 # the family `linear`.
 _SMALL = 1 << 16
 
-# The order of messages: two for every operator, then those of the operator's faults, whose numbers begin with 1.
-_NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 1
+# The order of messages: two for every operator, then those of the faults. Number 0 is that of a kernel that a GPU's driver does
+# not start, whose message mentions the driver's number as that of the first of NUMBERS. The operator's begin with 1.
+_NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
+NOT_STARTED = 0
 
 # The places of functions in ONNX Runtime's table.
 _CREATE_STATUS = int(OrtApi.CreateStatus)
@@ -42,6 +44,7 @@ _GET_DATA = int(OrtApi.GetTensorMutableData)
 _GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
 _GET_INPUT = int(OrtApi.KernelContext_GetInput)
 _GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
+_GET_STREAM = int(OrtApi.KernelContext_GetGPUComputeStream)
 _PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
 _GET_RANK = int(OrtApi.GetDimensionsCount)
 _GET_DIMENSIONS = int(OrtApi.GetDimensions)
@@ -93,6 +96,12 @@ def count_inputs(state: Any, context: int) -> int:
 def input_of(state: Any, context: int, index: int) -> int:
     """The value of an input; 0 if it is left out."""
     return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT], (context, index))[1]
+
+
+@jit.inline
+def stream_of(state: Any, context: int) -> int:
+    """The CUstream of a node on a GPU."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_STREAM], (context,))[1]
 
 
 @jit.inline
@@ -294,6 +303,7 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]
     for i, name in enumerate(numbers):
         marks[name] = chr(_FIRST_NUMBER + i)
     texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
+    texts[_FIRST_FAULT + NOT_STARTED] = f"CUDA's driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
     texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
     if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
         raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")

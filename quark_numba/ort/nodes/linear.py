@@ -119,20 +119,29 @@ def settle(state_address: int, values_address: int) -> int:
     return 1 if values[1] >= 0 else 0
 
 
-def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
-    state = record_at(state_address, STATE)
+@jit.expand
+def begin(state: Any, context_address: int) -> Any:
+    """(an OrtStatus, the size of x, the values and shapes of inputs, the loop, the value of y). There is nothing to do if the
+    status is an error or the size 0."""
     count = context.count_inputs(state, context_address)
     has_many, values, shapes = context.inputs(state, context_address, count, 3)
-    x, scale, zero_point = values[0], values[1], values[2]
-    if zero_point == 0:
+    if values[2] == 0:  # without a zero point
         shapes[4], shapes[5] = shapes[2], shapes[3]
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
+    y: Any = np.int64(0)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block_size))
-    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
-    size = context.size_of(x_shape)
+        status = context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block_size))
+    else:
+        status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+    return status, context.size_of(x_shape), values, shapes, loop, y
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    status, size, values, shapes, loop, y = begin(state, context_address)
+    x, scale, zero_point = values[0], values[1], values[2]
     if status or size == 0:
         return status
     work_address = stack(WORK_WORDS)
@@ -140,7 +149,7 @@ def compute(state_address: int, context_address: int) -> int:
     work.size = size
     work.length, work.block, work.inner, work.rows, work.vary = loop.length, loop.block, loop.inner, loop.rows, loop.vary
     work.x, work.y = context.data_of(state, x), context.data_of(state, y)
-    given = context.size_of(scale_shape)
+    given = context.size_of(context.shape_at(shapes, 1))
     scales = loop.rows * loop.inner if loop.vary else loop.rows
     scale_data = context.data_of(state, scale)
     zero_points, zero_point_data = 1, 0

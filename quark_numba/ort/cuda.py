@@ -1,0 +1,53 @@
+"""CUDA's driver, which is part of every driver of NVIDIA's cards, and the kernels that it has loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from ..compiling.device import DeviceKernel
+
+_NAME = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
+# What kernels need of the driver. The first two, of CUDA 12, load a kernel for all cards; a launch uses that of the caller's.
+_FUNCTIONS = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernel", "cuInit")
+
+
+@functools.cache
+def driver() -> ctypes.CDLL | None:
+    """Return the driver's library; None if this machine has none, or one from before CUDA 12."""
+    try:
+        library = ctypes.CDLL(_NAME)
+    except OSError:
+        return None
+    return library if all(hasattr(library, name) for name in _FUNCTIONS) else None
+
+
+def launcher() -> int:
+    """Return the address of ``cuLaunchKernel``."""
+    return ctypes.cast(_driver().cuLaunchKernel, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def loaded(kernel: DeviceKernel) -> int:
+    """Return the driver's handle of a kernel. The driver compiles it for a card at the kernel's first launch there, and keeps it
+    until the process ends. Raise RuntimeError if the driver refuses it."""
+    library, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda, nothing = _driver(), (None, None, 0)
+    code = cuda.cuInit(0)
+    code = code or cuda.cuLibraryLoadData(ctypes.byref(library), kernel.ptx.encode(), *nothing, *nothing)
+    code = code or cuda.cuLibraryGetKernel(ctypes.byref(handle), library, kernel.entry.encode())
+    if code or handle.value is None:
+        raise RuntimeError(f"CUDA's driver refuses the kernel {kernel.entry} with error {code}")
+    return handle.value
+
+
+def _driver() -> ctypes.CDLL:
+    library = driver()
+    if library is None:
+        raise RuntimeError("this machine has no driver of CUDA 12 or later")
+    return library

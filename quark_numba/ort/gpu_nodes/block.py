@@ -1,0 +1,51 @@
+"""The nodes of block formats on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...block import device
+from ...block.granularity import Blocks
+from ...compiling import jit
+from ...compiling.device import DeviceKernel
+from ...compiling.intrinsics import record_at, stack
+from ...declaration import Operator, Overload
+from ..nodes import block, context
+from .launching import are_aligned, launch, state_dtype
+
+STATE = state_dtype(block.STATE, ("per_byte", np.int64))  # codes in a byte of y
+WORK_WORDS = device.WORK.itemsize // 8
+
+_count_columns = jit.function(device.count_columns)
+_count_units = jit.function(device.count_units, count_columns=_count_columns)
+
+
+def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
+    key, numbers = block.select(operator, overload, attributes)
+    return context.Selection(key, {**numbers, "per_byte": 8 // key.y.bits if key.y.is_packed else 1})
+
+
+def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
+    return device.kernel(selection.key, Blocks(**{name: selection.numbers[name] for name in Blocks._fields}))
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    status, size, values, shapes, length, inner, y, scales = block.begin(state, context_address)
+    if status or size == 0:
+        return status
+    work_address = stack(WORK_WORDS)
+    work = record_at(work_address, device.WORK)
+    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
+    work.scales = context.data_of(state, scales) if state.has_codes else 0
+    work.tensor_scale = context.data_of(state, values[1]) if state.has_tensor_scale else 0
+    work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop
+    work.lowest, work.highest, work.rounding_mode = state.lowest, state.highest, state.rounding_mode
+    work.length, work.inner, work.size = length, inner, size
+    work.units = units = _count_units(size, length, inner, state.block, state.per_byte)
+    work.is_aligned = are_aligned(work.x, work.y)
+    return launch(state, context_address, work_address, units, shapes)

@@ -1,0 +1,43 @@
+"""The start of a kernel on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...compiling import jit
+from ...compiling.device import THREADS, VECTOR
+from ...compiling.intrinsics import array_at, call, stack
+from ..nodes import context
+
+# The further fields of a state. Its field `task` is the driver's handle of the kernel.
+LAUNCH = [
+    ("launch", np.int64),  # the address of cuLaunchKernel
+    ("units_per_block", np.int64),
+]
+
+
+def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:
+    """The dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields."""
+    return np.dtype([*state.descr, *LAUNCH, *fields])
+
+
+@jit.inline
+def are_aligned(first: int, second: int) -> bool:
+    """Whether both addresses are multiples of VECTOR."""
+    return (first | second) % VECTOR == 0
+
+
+@jit.inline
+def launch(state: Any, context_address: int, work_address: int, units: int, shapes: Any) -> int:
+    """Start the kernel with the record at an address, which the driver copies. The kernel runs behind what is on the node's
+    stream already. Returns an OrtStatus."""
+    records = array_at(stack(1), 1, np.int64)
+    records[0] = work_address
+    blocks = (units + state.units_per_block - 1) // state.units_per_block
+    stream = context.stream_of(state, context_address)
+    code = call(state.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
+    if code:
+        return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0))
+    return np.int64(0)

@@ -1,0 +1,38 @@
+"""The nodes of QuantizeLinear, DequantizeLinear and QuantizeDequantizeLinear on a GPU, by all their names."""
+
+from __future__ import annotations
+
+from ...compiling.device import DeviceKernel
+from ...compiling.intrinsics import record_at, stack
+from ...declaration import Overload
+from ...linear import device
+from ..nodes import context, linear
+from .launching import are_aligned, launch, state_dtype
+
+STATE = state_dtype(linear.STATE)
+WORK_WORDS = device.WORK.itemsize // 8
+
+select = linear.select
+
+
+def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
+    return device.kernel(selection.key, overload.inputs[1])
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    status, size, values, shapes, loop, y = linear.begin(state, context_address)
+    if status or size == 0:
+        return status
+    work_address = stack(WORK_WORDS)
+    work = record_at(work_address, device.WORK)
+    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
+    work.scale = context.data_of(state, values[1])
+    work.zero_point = context.data_of(state, values[2]) if values[2] else 0
+    scales = context.size_of(context.shape_at(shapes, 1))
+    work.units, work.scales = size, scales
+    work.length, work.block, work.rows, work.vary = loop.length, loop.block, loop.rows, loop.vary
+    work.inner = min(loop.inner, scales) if loop.vary else loop.inner
+    work.is_aligned = are_aligned(work.x, work.y)
+    return launch(state, context_address, work_address, size, shapes)
