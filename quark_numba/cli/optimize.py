@@ -26,9 +26,9 @@ def add_parser(commands: Any) -> None:
     arguments.add_qdq(parser)
     parser.add_argument(
         "--operators",
-        choices=("custom", "standard", "webgpu"),
+        choices=("custom", "cuda", "standard", "webgpu"),
         default="custom",
-        help="custom: this package's operators, the fastest on the CPU; standard: ONNX's operators alone, for any execution "
+        help="custom: this package's operators, the fastest on the CPU; cuda: those with kernels for NVIDIA's GPUs; standard: ONNX's operators alone, for any execution "
         "provider and without this package; webgpu: those of them that ONNX Runtime Web has on a GPU (default: %(default)s)",
     )
     parser.add_argument(
@@ -54,8 +54,7 @@ def _optimize(options: argparse.Namespace) -> int:
             regions=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
-        if options.operators != "custom":
-            result.check_is_standard()
+        result.check_operators()
         result.save(options.out)
     if _is_output(options.out):
         return 0  # tables after the model would damage it

@@ -13,11 +13,12 @@ from ..compiling.intrinsics import record_at
 from ..compiling.text import function_of, indented
 from ..linear.device import reader
 from . import arithmetic
+from .granularity import GPU_LOOPS
 from .key import Program
 from .source import Writer
 
 # The dimensions of the loop, and the elements of y that a thread computes.
-DIMENSIONS, COUNT = 4, VECTOR // 4
+DIMENSIONS, COUNT = GPU_LOOPS, VECTOR // 4
 
 
 def work_of(program: Program) -> Any:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-NO_FAULT, NOT_ONE, NOT_ALIKE, AXIS, NOT_BLOCKED, CHANNELS = range(6)
+NO_FAULT, NOT_ONE, NOT_ALIKE, AXIS, NOT_BLOCKED, CHANNELS, MANY_LOOPS = range(7)
 FAULTS = {
     NOT_ONE: "input {input} has shape {x_shape}; expected one element",
     NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
     CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
+    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a GPU's kernel has loops",
 }
+
+# The loops of a kernel on a GPU, one in another.
+GPU_LOOPS = 4
 
 # The number that stands for None of `Program.axes`.
 OPERAND = 1

@@ -62,6 +62,9 @@ PASSES = (
 _NOT_STANDARD = (integer_operators, casts, own_operators, regions)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
+# The passes for a model on a GPU of NVIDIA's. ONNX Runtime's integer operators run on the CPU alone.
+CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
+
 
 @overload
 def optimize(
@@ -138,8 +141,10 @@ def optimize(
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
         results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
         Runtime cannot run.
-    operators : "custom", "standard" or "webgpu"
+    operators : "custom", "cuda", "standard" or "webgpu"
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
+        "cuda": in those of this package's that have kernels for NVIDIA's GPUs, for sessions with CUDA's provider and these
+        operators (`register`); other nodes as with "standard", or as they are.
         "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
         this package. "auto" means "float" then. What other custom operators a model has stay as they are. "webgpu": as
         "standard", for WebGPU in ONNX Runtime Web, which lacks Casts to float types: round trips through such types are
@@ -179,8 +184,7 @@ def optimize(
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
-    if operators != "custom":
-        result.check_is_standard()
+    result.check_operators()
     if out is None:
         return result.model
     result.save(out)
@@ -196,6 +200,7 @@ class Optimized:
     rewritten: model_files.Model
     done: Counter[tuple[str, str]]
     left: Counter[tuple[str, str]]
+    operators: Operators = "custom"
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -208,9 +213,9 @@ class Optimized:
     def not_standard(self) -> list[tuple[str, str]]:
         return not_standard(self.left)
 
-    def check_is_standard(self) -> None:
-        """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
-        if nodes := not_standard_as_text(self.left):
+    def check_operators(self) -> None:
+        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package's is left."""
+        if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -248,7 +253,7 @@ def optimized(
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check(qdq)
     standard_forms.check(operators)
-    is_standard = operators != "custom"
+    is_standard = operators in standard_forms.OF_ONNX_ALONE
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
@@ -260,7 +265,7 @@ def optimized(
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
-        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
+        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), operators)
     with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
@@ -277,27 +282,34 @@ def optimized(
             integers=integers,
             operators=operators,
         )
-        if has_other_providers and qdq == "auto":
+        if has_other_providers and qdq == "auto" and operators != "cuda":
             graph.qdq = "onnxruntime" if standard_operators.are_all(graph) else "float"
-        passes = STANDARD_PASSES if is_standard else PASSES
+        passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
         for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if has_other_providers:
             graph.write_shapes()
-        return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
+        return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
 
 
-def not_standard(left: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own. A node that
-    was not folded is left in another sense."""
-    names = {name for name, _ in left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)}
-    return [(name, why) for name, why in left if name in names and why != constants.INPUT]
+def not_standard(left: Counter[tuple[str, str]], operators: Operators = "standard") -> list[tuple[str, str]]:
+    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own, and for "cuda"
+    those that GPUs run. A node that was not folded is left in another sense."""
+    return [
+        (name, why)
+        for name, why in left
+        if (operator := OPERATORS.find(*name.split("::")))
+        and not name.startswith(_ONNX)
+        and not (operators == "cuda" and operator.runs_on_gpus)
+        and why != constants.INPUT
+    ]
 
 
-def not_standard_as_text(left: Counter[tuple[str, str]]) -> str:
+def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
     """Return the same for a message; "": there are none."""
-    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in not_standard(left))
+    nodes = not_standard(left, operators)
+    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in nodes)
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

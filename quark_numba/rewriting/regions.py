@@ -12,6 +12,7 @@ from ..block.granularity import MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..element_types import FLOAT32
 from ..region import key as programs
+from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
@@ -177,6 +178,8 @@ class _Merging:
                 region = self._grow(node)
                 taken |= region
                 names = {self.steps[member].operator for member in region}
+                if self.graph.operators == "cuda" and not self._fits_gpu(node):
+                    continue
                 if not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS)):
                     yield node, region
 
@@ -219,6 +222,11 @@ class _Merging:
     def _is_scalar(self, value: ir.Value) -> bool:
         tensor = self.graph.tensor(value)
         return tensor is not None and tensor.size == 1 and self.graph.array(value) is not None
+
+    def _fits_gpu(self, last: ir.Node) -> bool:
+        """Whether the loops of a GPU's kernel are known to be enough for the output of a node."""
+        shape = self.graph.shape(last.outputs[0])
+        return shape is not None and len(shape) <= GPU_LOOPS
 
     def _fits(self, region: set[ir.Node]) -> bool:
         given = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}

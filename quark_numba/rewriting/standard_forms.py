@@ -26,9 +26,11 @@ from .nodes import Left, Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written: those of this package, ONNX's alone, or those of them that WebGPU has.
-Operators = Literal["custom", "standard", "webgpu"]
+# In which operators a model is written: those of this package, those of them that CUDA's provider runs and ONNX's, ONNX's alone,
+# or those of them that WebGPU has.
+Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
+OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
 
 WRITTEN = "written in standard operators"
 
@@ -42,7 +44,8 @@ def check(operators: object) -> None:
 
 
 def rewrite(graph: Graph) -> None:
-    """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
+    """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run, or are to stay
+    on a GPU."""
     bounds = Bounds(graph)
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
     while nodes:
@@ -54,6 +57,8 @@ def rewrite(graph: Graph) -> None:
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
     if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+        return False
+    if graph.operators == "cuda" and node.operator.runs_on_gpus:
         return False
     return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
 

@@ -68,11 +68,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
         were registered with `standard_ops`. If the session has other execution providers than the CPU's, and ONNX Runtime runs
         the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
-    operators : "auto", "custom" or "standard"
-        In which operators the model is written, as in `optimize`. "auto": "standard" if the session has other execution
-        providers than the CPU's, as these run ONNX's standard operators alone, else "custom". OpenVINO's provider gets
-        "custom", as it computes standard operators in its own arithmetic. A node that has no form in standard operators stays
-        as it is, and runs on the CPU's provider; a warning (`logging`) names such nodes.
+    operators : "auto", "custom", "cuda" or "standard"
+        In which operators the model is written, as in `optimize`. "auto": "cuda" if CUDA's provider is the only one beside the
+        CPU's, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's standard
+        operators alone; else "custom". OpenVINO's provider gets "custom", as it computes standard operators in its own
+        arithmetic. A node that has no kernel there and no form in standard operators stays as it is, and runs on the CPU's
+        provider; a warning (`logging`) names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
@@ -213,8 +214,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
     def _register(self, providers: Any) -> Backend:
         """Register the operators with the options of a session with these providers, and return the backend."""
-        is_custom = operators_of(self._how["operators"], self._options, providers) == "custom"
-        return register(self._options, standard_ops=is_custom and self._how["qdq"] == "float")
+        is_standard = operators_of(self._how["operators"], self._options, providers) == "standard"
+        return register(self._options, standard_ops=not is_standard and self._how["qdq"] == "float")
 
     def _is_written(self, model: _Model) -> bool:
         """Whether the source of a model is a file of this package, and not the model that the caller gave."""
@@ -350,7 +351,8 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         named_in_utf8(source)
     if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
-    if operators_of(how["operators"], options, providers) == "standard" and (nodes := optimize.not_standard_as_text(made.left)):
+    written_in = operators_of(how["operators"], options, providers)
+    if written_in != "custom" and (nodes := optimize.not_standard_as_text(made.left, written_in)):
         _log.warning(_ON_THE_CPU, nodes)
     left = {name for name, _ in made.left}
     refused = (why for (name, is_rewritten), why in refusals.items() if why and (name in left or not is_rewritten))

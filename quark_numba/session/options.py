@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
 # In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
-Operators = Literal["auto", "custom", "standard"]
+Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
@@ -82,7 +82,9 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
     return not other_providers(options, providers)
 
 
-def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
+def operators_of(
+    operators: Operators, options: onnxruntime.SessionOptions, providers: Any
+) -> Literal["custom", "cuda", "standard"]:
     """Return what `operators` means in a session with these arguments."""
     return operators_for(other_providers(options, providers)) if operators == "auto" else operators
 
@@ -101,6 +103,7 @@ def facts(
     return {
         # The order of a set changes from process to process.
         **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
+        "operators": operators_of(how.get("operators", "auto"), options, providers),
         "providers": sorted(other_providers(options, providers)),
         "replaced": sorted(replaced),
         "from_memory": from_memory,

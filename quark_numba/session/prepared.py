@@ -112,7 +112,10 @@ def _made(
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepared` and of ``InferenceSession``."""
     has_others = not runs_on_cpu_alone(options, providers)
-    is_custom = operators_of(operators, options, providers) == "custom"
+    written_in = operators_of(operators, options, providers)
+    if written_in == "cuda" and not is_native:
+        written_in = "standard"
+    is_custom = written_in == "custom"
     if qdq == "auto" and entry(options, STANDARD_OPS):
         qdq = "float"
     uses_blocks = blocked_layout and is_native and is_custom and not replaced.names
@@ -124,7 +127,7 @@ def _made(
             result = optimized(
                 read,
                 qdq=qdq,
-                operators="custom" if is_custom else "standard",
+                operators=written_in,
                 keep_quantized_weights=keep_quantized_weights,
                 regions=is_native,
                 keep_initializers_as_inputs=keep_initializers_as_inputs,

@@ -103,13 +103,12 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     }
 
 
-def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
-    state = record_at(state_address, STATE)
+@jit.expand
+def inputs(state: Any, state_address: int, context_address: int) -> Any:
+    """(whether an input has a rank above MAX_RANK, the values of the inputs, their ranks, their shapes as `granularity` takes
+    them, and from the state whether each has one element and its axis)."""
     count = state.count
     axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
-    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
-    widen = array_at(state_address + WIDEN_AT, count, np.int64)
     has_many, values, given_shapes = context.inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
@@ -117,7 +116,24 @@ def compute(state_address: int, context_address: int) -> int:
         ranks[k] = dimensions.size
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
+    return has_many, values, ranks, shapes, scalars, axes
 
+
+@jit.expand
+def fault_status(state: Any, has_many: bool, fault: int, wrong: int, wrong_shape: Any) -> int:
+    """An OrtStatus for a fault of an input, or of a shape, whose address and rank are in `wrong_shape`."""
+    numbers = array_at(stack(3), 3, np.int64)
+    numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
+    return context.fault_status(state, has_many, fault, wrong_shape, numbers)
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    has_many, values, ranks, shapes, scalars, axes = inputs(state, state_address, context_address)
+    count = state.count
+    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
+    widen = array_at(state_address + WIDEN_AT, count, np.int64)
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault: Any = np.int64(NO_FAULT)
     rank: Any = np.int64(0)
@@ -156,9 +172,7 @@ def compute(state_address: int, context_address: int) -> int:
         if own_lanes <= 0 or own_lanes > lanes:
             fault, wrong_shape[0], wrong_shape[1] = CHANNELS, y_shape, rank
     if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(3), 3, np.int64)
-        numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
-        return context.fault_status(state, has_many, fault, wrong_shape, numbers)
+        return fault_status(state, has_many, fault, wrong, wrong_shape)
 
     given, given_rank = y_shape, rank  # to ONNX Runtime
     if state.layout and rank == 5:
