@@ -15,6 +15,7 @@ pytestmark = pytest.mark.compiled
 
 PAIR = "quark_numba.QuantizeDequantizeLinear"
 PROGRAMS = {
+    "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", [(2, 3, 5, 7), (3, 1, 1)]),
     "residual": (
         """region (float x0, float x1, float[1] x2, int8[1] x3, float[1] x4) => (float y) {
         v0 = Add (x0, x1)
@@ -24,7 +25,6 @@ PROGRAMS = {
         }""",
         [(4, 64, 9), (64, 1), (), (), ()],
     ),
-    "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", [(2, 3, 5, 7), (3, 1, 1)]),
     "scales along an axis": (
         """region (float x0, float x1, int4 x2) => (float y) {
         v0 = Relu (x0)
@@ -100,7 +100,7 @@ def test_bits_are_those_of_numpy(name, displaced):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_ieee_arithmetic(name):
     program, _ = parsed(name)
     text = device.kernel(program).ptx
@@ -109,7 +109,7 @@ def test_ptx_is_ieee_arithmetic(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(name, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(parsed(name)[0]).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture
