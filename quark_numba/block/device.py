@@ -27,7 +27,7 @@ clear = put = _BOUND  # from ``linear.device``
 HAS_SCALES = HAS_CODES = HAS_SUB_BLOCKS = ROWS = COUNT = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
 
 # The most rows of a block whose elements are held in registers.
-_MOST_ROWS = 32
+MOST_ROWS = 32
 
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
 # that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
@@ -113,18 +113,11 @@ def largest(x: Any, start: Any, inner: Any, rows: Any) -> Any:
     return magnitude
 
 
-def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
-    """Return the function that converts a block of `rows` rows in registers, and else does what `any_block` does. If
-    `is_vector`, `inner` is 1, and elements are read and written in vectors."""
-    count, per_byte = names["COUNT"], names["Y_PER_BYTE"]
-    pieces = range(0, rows, count)
-    vectors = [f"v{at} = load(x, start + unsigned({at}))" for at in pieces]
-    vectors.append(
-        f"{', '.join(f'x{i}' for i in range(rows))} = {', '.join(f'v{i - i % count}[{i % count}]' for i in range(rows))}"
-    )
-    lines = ["max_shift, drop, tensor_scale, bounds = format_of", "if is_vector:", *indented(vectors), "else:"]
-    lines += indented([f"x{i} = x[start + unsigned({i}) * inner]" for i in range(rows)])
-    lines += [f"m{i} = np.uint32(magnitude_of(x{i}))" for i in range(rows)]
+def _in_registers(names: dict[str, Any], rows: int, sub_block: int) -> Any:
+    """Return the function ((element of x, ...), the format as for `any_block`) -> ((element of y, ...), scale) for a block of
+    `rows` elements. `names` are those of `any_block`."""
+    lines = ["max_shift, drop, tensor_scale, bounds = format_of"]
+    lines += [f"m{i} = np.uint32(magnitude_of(x[{i}]))" for i in range(rows)]
     heads = range(0, rows, sub_block)
     for head in heads:
         lines.append(f"s{head} = m{head}")
@@ -134,7 +127,19 @@ def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
         lines.append("shared = np.uint32(scale_of(shared, drop, tensor_scale))")
     for head in heads:
         lines.append(f"t{head} = step_of(shared, s{head}, max_shift, drop, tensor_scale)")
-    lines += [f"y{i} = convert(x{i}, t{i - i % sub_block}, bounds)" for i in range(rows)]
+    y = ", ".join(f"convert(x[{i}], t{i - i % sub_block}, bounds)" for i in range(rows))
+    text = ["def convert_elements(x, format_of):", *indented([*lines, f"return ({y},), shared"]), ""]
+    return jit.inline(function_of("\n".join(text), __name__, __file__, names))
+
+
+def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
+    """Return the function that converts a block of `rows` rows in registers, and else does what `any_block` does. If
+    `is_vector`, `inner` is 1, and elements are read and written in vectors."""
+    count, per_byte = names["COUNT"], names["Y_PER_BYTE"]
+    vectors = " + ".join(f"load(x, start + unsigned({at}))" for at in range(0, rows, count))
+    elements = ", ".join(f"x[start + unsigned({i}) * inner]" for i in range(rows))
+    lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
+    lines.append(f"({', '.join(f'y{i}' for i in range(rows))}), shared = convert_elements(elements, format_of)")
     y = stored(rows, 8 // per_byte)
     lines += ["if is_vector:"] * (per_byte == 1)
     size = count // per_byte
@@ -146,7 +151,25 @@ def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
     if per_byte == 1:
         lines += ["else:", *indented([f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)])]
     text = ["def convert_whole(x, y, start, inner, is_vector, format_of):", *indented([*lines, "return shared"]), ""]
-    return jit.inline(function_of("\n".join(text), __name__, __file__, names | {"load": loader(count), "store": store}))
+    names = names | {"load": loader(count), "store": store, "convert_elements": _in_registers(names, rows, sub_block)}
+    return jit.inline(function_of("\n".join(text), __name__, __file__, names))
+
+
+def round_trip(key: Key, blocks_of: Blocks) -> Any:
+    """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of y's. The key has no
+    scales.
+
+    Raises
+    ------
+    ValueError
+        If the blocks have too many elements for registers.
+    """
+    if blocks_of.block > MOST_ROWS:
+        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_ROWS} on a GPU")
+    names = {"HAS_SCALES": False, "convert": arithmetic.converters(key)[blocks_of.rounding_mode]}
+    convert = _in_registers(names | arithmetic.block_functions(key), blocks_of.block, blocks_of.sub_block)
+    max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
+    return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(blocks_of)))[0])
 
 
 @functools.cache
@@ -173,7 +196,7 @@ def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKern
     names |= {"HAS_SCALES": key.has_scales, "HAS_CODES": key.has_codes} | putters(8 // per_byte)
     names["largest_of"] = jit.expand(largest, magnitude_of=names["magnitude_of"])
     names["convert_any"] = jit.expand(any_block, **names)
-    names["ROWS"] = block if block <= _MOST_ROWS and block % count == 0 else 0
+    names["ROWS"] = block if block <= MOST_ROWS and block % count == 0 else 0
     names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
     suffix = f"{block}_{sub_block}_{mode}{'_packed' * (per_byte > 1)}"
     return DeviceKernel(__name__, blocks, f"{key.name}_{suffix}", WORK, 1, names)

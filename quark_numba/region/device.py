@@ -1,12 +1,14 @@
-"""The kernels of this family for GPUs: a thread computes all steps of some elements."""
+"""The kernels of this family for GPUs: a thread computes all steps of some elements, or of a block."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
 
+from ..block.device import round_trip
 from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
 from ..compiling.intrinsics import record_at
@@ -14,24 +16,34 @@ from ..compiling.text import function_of, indented
 from ..linear.device import reader
 from . import arithmetic
 from .granularity import GPU_LOOPS
-from .key import Program
+from .key import BLOCK_ROUND_TRIPS, Program
 from .source import Writer
 
-# The dimensions of the loop, and the elements of y that a thread computes.
+# The dimensions of the loop, and the elements of a vector of float32. A thread computes as many elements of y, or a block.
 DIMENSIONS, COUNT = GPU_LOOPS, VECTOR // 4
+
+# The dimension of the loop along which blocks lie.
+AXIS = 2
 
 
 def work_of(program: Program) -> Any:
-    """Return the dtype of the record of a launch. The units are y's elements.
+    """Return the dtype of the record of a launch. The units are y's elements, or its blocks.
 
     It has the addresses `y`, and `x0`, `x1` and so on of the inputs, which have the tensors' element types. `length0` to
     `length3` are the dimensions of y, with neighbours joined or dimensions of 1 in front. For input k with more than one
     element, `step{k}_{d}` is how many of its elements are from one index along dimension d to the next; 0: it lacks the
     dimension. Bit k of `full` is set if its elements lie as y's do. `is_aligned`: y and these inputs are at multiples of
-    VECTOR."""
-    steps = [f"step{k}_{d}" for k in _streams(program) for d in range(DIMENSIONS)]
+    VECTOR.
+
+    With steps of blocks, `length2` is the number of blocks along their axis, and `rows` the number of elements. The other
+    dimensions may have any order; threads that are neighbours have neighbours of dimension 3. There are steps of y, too:
+    `step_y_{d}`."""
+    of_blocks = program.block_steps != []
+    strided = [*_streams(program), *["_y"] * of_blocks]
+    steps = [f"step{k}_{d}" for k in strided for d in range(DIMENSIONS)]
     addresses = [f"x{k}" for k in range(len(program.inputs))]
-    return work_dtype(["y", *addresses], [*(f"length{d}" for d in range(DIMENSIONS)), *steps, "full", "is_aligned"])
+    lengths = [f"length{d}" for d in range(DIMENSIONS)]
+    return work_dtype(["y", *addresses], [*lengths, *["rows"] * of_blocks, *steps, "full", "is_aligned"])
 
 
 def _streams(program: Program) -> list[int]:
@@ -45,80 +57,115 @@ def kernel(program: Program) -> DeviceKernel:
     Raises
     ------
     ValueError
-        If the program has steps of blocks.
+        If blocks of the program have too many elements for registers.
     """
-    if program.block_steps:
-        raise ValueError("program has steps of blocks; expected none on a GPU")
     writer, work = Writer(program), work_of(program)
-    names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "after": _after}
-    lines, single, whole = [], [], []
+    block = next((blocks.block for blocks in program.blocks), None)
+    count, units = block or COUNT, 1 if block else COUNT
+    names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
+    names |= {"place_of": _place_of, "after": _after}
+    lines = _elements_of(program, count) if block else _elements(program)
+    once = []
     for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(program))):
         element_type = program.inputs[k].element_type
         names[f"read{k}"] = reader(element_type, dtype)
         if program.inputs[k].is_scalar:
-            lines.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
+            once.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
             continue
-        single.append(f"e{k} = read{k}(work.x{k}, {_index(k, 'place')})")
-        each = [f"e{k}_{j} = read{k}(work.x{k}, {_index(k, f'place{j}')})" for j in range(COUNT)]
-        if element_type.storage == dtype:
-            names[f"load{k}"] = loader(COUNT)
-            array = f"array_at(work.x{k}, work.units, np.{dtype.name})"
-            elements = ", ".join(f"e{k}_{j}" for j in range(COUNT))
-            whole += [
-                f"if work.full & unsigned({1 << k}):",
-                f"    {elements} = load{k}({array}, first)",
+        each = [f"e{k}_{j} = read{k}(work.x{k}, i{k}_{j})" for j in range(count)]
+        if element_type.storage == dtype and count % COUNT == 0:
+            vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
+            each = [
+                f"if is_vector and work.full & unsigned({1 << k}):",
+                f"    a{k} = array_at(work.x{k}, work.units, np.{dtype.name})",
+                f"    {', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}",
                 "else:",
                 *indented(each),
             ]
-        else:
-            whole += each
-    single += _steps(writer, "")
-    for j in range(COUNT):
-        whole += _steps(writer, f"_{j}")
-    last = len(program.steps) - 1
-    lines += [
-        *writer.once,
-        f"stop = min(first + unsigned({COUNT}), work.units)",
-        "y, place = array_at(work.y, work.units, np.float32), place_of(work, first)",
-        f"if not work.is_aligned or stop - first < unsigned({COUNT}):",
-        "    for i in range(first, stop):",
-        *indented(indented([*single, f"y[i] = v{last}", "place = after(work, place)"])),
-        "    return 0",
-        *(f"place{j} = {f'after(work, place{j - 1})' if j else 'place'}" for j in range(COUNT)),
-        *whole,
-        f"store(y, first, ({', '.join(f'v{last}_{j}' for j in range(COUNT))},))",
-        "return 0",
-    ]
+        lines += each
+    lines += _steps(writer, names, count)
+    y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
+    lines.append("y = array_at(work.y, work.units, np.float32)")
+    if count % COUNT == 0:
+        vectors = [f"({', '.join(y[j : j + COUNT])})" for j in range(0, count, COUNT)]
+        stores = [f"store(y, start + unsigned({COUNT * k}), {vector})" for k, vector in enumerate(vectors)]
+        lines += ["if is_vector:", *indented([*stores, "return 0"])]
+    for j in range(count):
+        lines += [f"if rows > unsigned({j}):", f"    y[i_y_{j}] = {y[j]}"]
     begin = [
         "work = record_at(work_address, WORK)",
-        f"first = unsigned(block * THREADS + thread) * unsigned({COUNT})",
+        f"first = unsigned(block * THREADS + thread) * unsigned({units})",
         "if first >= work.units:",
         "    return 0",
     ]
-    text = ["def run_region(work_address, block, thread):", *indented([*begin, *lines]), ""]
-    names |= writer.names | {"place_of": _place_of}
-    return DeviceKernel(__name__, function_of("\n".join(text), __name__, __file__, names), program.name, work, COUNT, {})
+    text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *writer.once, *lines, "return 0"]), ""]
+    run_region = function_of("\n".join(text), __name__, __file__, names | writer.names)
+    return DeviceKernel(__name__, run_region, program.name, work, units, {})
 
 
-def _index(k: int, place: str) -> str:
-    """Return the source of the index of the element of input k at a place of the loop."""
+def _elements(program: Program) -> list[str]:
+    """Return the lines that compute which elements a thread has: `start`, the index in y of the first one; `rows`, how many
+    there are; i{k}_{j}, the index in input k of element j, or of the last one if there are fewer, and i_y_{j} in y; and whether
+    those that lie as y's do may be read and written in vectors."""
+    lines = [f"start, rows = first, min(unsigned({COUNT}), work.units - first)"]
+    lines.append(f"is_vector = work.is_aligned and rows == unsigned({COUNT})")
+    for j in range(COUNT):
+        after = f"after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}" if j else "place_of(work, start)"
+        lines += [f"place{j} = {after}", f"i_y_{j} = start + unsigned({j})"]
+        lines += [f"i{k}_{j} = {_index(k, f'place{j}')}" for k in _streams(program)]
+    return lines
+
+
+def _elements_of(program: Program, block: int) -> list[str]:
+    """`_elements` for a thread that has a block."""
+    lines = [
+        "p0, p1, p2, p3 = place_of(work, first)",
+        f"place = p0, p1, p2 * unsigned({block}), p3",
+        f"rows = min(unsigned({block}), work.rows - place[{AXIS}])",
+    ]
+    for k in [*map(str, _streams(program)), "_y"]:
+        lines.append(f"i{k}_0 = {_index(k, 'place')}")
+        for j in range(1, block):
+            lines.append(f"i{k}_{j} = i{k}_{j - 1} + (work.step{k}_{AXIS} if rows > unsigned({j}) else unsigned(0))")
+    is_aligned = f"work.is_aligned and start % unsigned({COUNT}) == unsigned(0)"
+    is_vector = f"rows == unsigned({block}) and work.step_y_{AXIS} == unsigned(1) and {is_aligned}"
+    return [*lines, "start = i_y_0", f"is_vector = {is_vector}"]
+
+
+def _index(k: int | str, place: str) -> str:
+    """Return the source of the index of the element of input k, or of y, at a place of the loop."""
     return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(DIMENSIONS))
 
 
-def _steps(writer: Writer, suffix: str) -> list[str]:
-    """Return the lines that compute all steps for one element."""
+def _steps(writer: Writer, names: dict[str, Any], count: int) -> list[str]:
+    """Return the lines that compute all steps for the elements of a thread. Functions of steps of blocks are added to `names`.
+    Steps between those are computed element by element."""
     program, lines = writer.program, []
-    names = [f"x{k}" if x.is_scalar else f"e{k}{suffix}" for k, x in enumerate(program.inputs)]
-    for number, step in enumerate(program.steps):
-        operands = [names[operand] for operand in step.operands if operand is not None]
-        names.append(f"v{number}{suffix}")
-        lines.append(f"{names[-1]} = {writer.expression(number, operands)}")
+    inputs = [[f"x{k}"] * count if x.is_scalar else [f"e{k}_{j}" for j in range(count)] for k, x in enumerate(program.inputs)]
+    values = inputs + [[f"v{number}_{j}" for j in range(count)] for number in range(len(program.steps))]
+    results = values[len(inputs) :]
+    operands = [[values[operand] for operand in step.operands if operand is not None] for step in program.steps]
+    is_of_blocks = [step.operator in BLOCK_ROUND_TRIPS for step in program.steps]
+    for of_blocks, numbers in itertools.groupby(range(len(results)), is_of_blocks.__getitem__):
+        together = [*numbers]
+        if not of_blocks:
+            for j in range(count):
+                for number in together:
+                    expression = writer.expression(number, [elements[j] for elements in operands[number]])
+                    lines.append(f"{results[number][j]} = {expression}")
+            continue
+        for number in together:
+            names[f"round{number}"] = round_trip(*program.steps[number].block_format)
+            (x,), y = operands[number], results[number]
+            lines.append(f"{', '.join(y)}, = round{number}(({', '.join(x)},))")
+            # A single element stays as it is.
+            lines.append(f"{y[0]} = {x[0]} if work.units == unsigned(1) and work.rows == unsigned(1) else {y[0]}")
     return lines
 
 
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
-    """Return the indices of an element of y along the dimensions of the loop."""
+    """Return the indices of an element of y, or of a block, along the dimensions of the loop."""
     third = i // work.length3
     second = third // work.length2
     first = second // work.length1

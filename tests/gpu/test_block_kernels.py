@@ -1,6 +1,7 @@
 """Kernels of block formats for GPUs, emulated, against those for processors: the same bits for every key and rounding mode."""
 
 import numpy as np
+import oracle
 import ptx
 import pytest
 from block_samples import values
@@ -9,7 +10,7 @@ from gpu_keys import BLOCK_KEYS, format_of
 
 from quark_numba.block import device
 from quark_numba.block.dispatch import TABLE
-from quark_numba.block.formats import NVIDIA_FORMATS
+from quark_numba.block.formats import NVIDIA_FORMATS, mx_format
 from quark_numba.block.granularity import NO_FAULT, block_shape
 from quark_numba.element_types import FLOAT32, packing
 
@@ -43,40 +44,55 @@ def expected_of(key, x, blocks, tensor_scale):
     return y, scales
 
 
+def converted(kernel, key, x, axis, blocks, is_displaced, y_bytes, tensor_scale=1):
+    """Return a buffer with the bytes of y, and the scales, of each block of x."""
+    fault, length, inner = block_shape(x.shape, axis, blocks.block)
+    assert fault == NO_FAULT
+    per_byte = 8 // key.y.bits if key.y.is_packed else 1
+    given, made = (Buffer(each, 4 * is_displaced) for each in (x, y_bytes))
+    scales = Buffer(x.size // max(1, length * inner) * -(-length // blocks.block) * inner)
+    launch(
+        kernel,
+        units=device.count_units(x.size, length, inner, blocks.block, per_byte),
+        x=given,
+        y=made,
+        scales=scales,
+        tensor_scale=Buffer(np.float32([tensor_scale])) if tensor_scale != 1 else 0,
+        size=x.size,
+        is_aligned=are_aligned(given, made),
+        **blocks._replace(length=length, inner=inner)._asdict(),
+    )
+    return made, scales.bytes
+
+
+def test_bits_are_those_of_numpy():
+    attributes = {"element_dtype": "fp8_e4m3", "block_size": 8, "rounding_mode": 0}
+    key, blocks = mx_format(FLOAT32, **attributes)
+    kernel = kernel_of(device, key, blocks)
+    for shape, axis, is_displaced in CASES:
+        x = values(shape, "float32")
+        made, _ = converted(kernel, key, x, axis, blocks, is_displaced, x.nbytes)
+        assert_same_values(made, oracle.mx(x, axis=axis, **attributes), FLOAT32, (shape, axis))
+
+
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_bits_are_those_of_processors(key, mode, block):
     form = format_of(key, block, mode)
-    kernel, per_byte = kernel_of(device, key, form), 8 // key.y.bits if key.y.is_packed else 1
+    kernel = kernel_of(device, key, form)
     for shape, axis, is_displaced in CASES:
         x = values(shape, key.x.name)
         if key.has_codes and x.size and x.shape[axis] % block:
             continue  # codes are of whole blocks
-        fault, length, inner = block_shape(shape, axis, block)
-        assert fault == NO_FAULT
-        blocks = form._replace(length=length, inner=inner)
+        _, length, inner = block_shape(shape, axis, block)
         tensor_scale = 0.37 if key.rule == "nvfp4" else 1
-        y, scales = expected_of(key, x, blocks, tensor_scale)
-        y = packing.pack(y.view(key.y.dtype)) if per_byte > 1 else y
-        units = device.count_units(x.size, length, inner, block, per_byte)
-        count = x.size // max(1, length * inner) * -(-length // block) * inner
-        given, made = (Buffer(each, 4 * is_displaced) for each in (x, y.nbytes))
-        made_scales = Buffer(count)
-        launch(
-            kernel,
-            units=units,
-            x=given,
-            y=made,
-            scales=made_scales,
-            tensor_scale=Buffer(np.float32([tensor_scale])) if tensor_scale != 1 else 0,
-            size=x.size,
-            is_aligned=are_aligned(given, made),
-            **blocks._asdict(),
-        )
+        y, scales = expected_of(key, x, form._replace(length=length, inner=inner), tensor_scale)
+        y = packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y
+        made, made_scales = converted(kernel, key, x, axis, form, is_displaced, y.nbytes, tensor_scale)
         assert_same_values(made, y, key.y, (shape, axis))
         if key.has_codes:
-            np.testing.assert_array_equal(made_scales.bytes, scales[:count], str((shape, axis)))
+            np.testing.assert_array_equal(made_scales, scales[: made_scales.size], str((shape, axis)))
 
 
 def test_packed_codes_of_two_blocks_share_no_byte():
@@ -88,14 +104,14 @@ def test_packed_codes_of_two_blocks_share_no_byte():
 
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_ieee_arithmetic(key, mode, block):
     ptx.check_text(device.kernel(key, format_of(key, block, mode)).ptx, divides=True)
 
 
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_assembled_with_few_spills(key, mode, block, tmp_path):
     for architecture, registers, _, spills in ptx.assembled(device.kernel(key, format_of(key, block, mode)).ptx, tmp_path):
         assert spills <= MOST_SPILLS, (architecture, registers)

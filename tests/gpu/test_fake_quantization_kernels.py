@@ -41,7 +41,8 @@ CASES = [
 ]
 
 
-KEYS = [pytest.param(key, id=key.name) for key in TABLE]
+# First a kernel that is quickly compiled.
+KEYS = [pytest.param(key, id=key.name) for key in sorted(TABLE, key=lambda key: key.form != "bipolar")]
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -65,7 +66,7 @@ def test_bits_are_those_of_processors(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_ieee_arithmetic(key):
     text = device.kernel(key).ptx
     ptx.check_text(text, divides=key.form not in ("bipolar", "float16", "bfloat16"))
@@ -73,7 +74,7 @@ def test_ptx_is_ieee_arithmetic(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(key, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(key).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture

@@ -65,7 +65,7 @@ def elements(key, shape, rng):
 
 @pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_bits_are_those_of_processors(key, scale_type, is_packed):
     kernel, rng = kernel_of(device, key, scale_type, is_packed=is_packed), np.random.default_rng(0)
     for shape, scale_shape, axis, block_size, displaced in CASES:
@@ -98,7 +98,7 @@ def test_bits_are_those_of_processors(key, scale_type, is_packed):
 
 @pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
     text = device.kernel(key, scale_type, is_packed=is_packed).ptx
     ptx.check_text(text, divides=key.operation != "dequantize")
@@ -110,7 +110,7 @@ def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
 
 @pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(key, scale_type, is_packed, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type, is_packed=is_packed).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture

@@ -127,6 +127,30 @@ def test_regions():
     assert_same(run(session(model), x=np.float32(x), w=np.float32(w)), made)
 
 
+@pytest.mark.parametrize(
+    ("shape", "other", "axis"),
+    [
+        ((2, 40, 3, 5), (40, 1, 1), 1),
+        ((2, 3, 4, 20), (3, 1, 20), -1),
+        ((9, 4, 5), (5,), 0),
+        ((2, 1, 5), (1, 5), 1),
+        ((3, 2, 2, 5), (2, 1, 5), 2),
+        ((5, 16), (1,), -1),
+        ((1, 1), (1, 1), -1),
+    ],
+)
+def test_regions_of_blocks(shape, other, axis):
+    text = (
+        f"(float{[*shape]} x, float{[*other]} w) => (float[] y) {{ a = Add (x, w)  b = BFPQuantizeDequantize <axis = {axis}, "
+        'bfp_method = "to_bfp", bit_width = 16, block_size = 8> (a)  y = Relu (b) }'
+    )
+    model = quark_numba.optimize(text_model(text), operators="cuda")
+    x, w = values(shape, "float32"), np.resize(np.float32([0.25, -3, 1e-3, 0]), other)
+    expected, made, launches = both(model, x=x, w=w)
+    assert len(launches) == 1
+    assert_same(expected, made)
+
+
 def test_a_region_with_more_loops_than_a_kernel_has():
     """The optimizer writes none."""
     shape = [2, 3, 2, 3, 2]

@@ -1,20 +1,37 @@
 """Kernels of regions for GPUs, emulated, against numpy and the kernels of each step: the same bits."""
 
+import math
+from unittest import mock
+
 import numpy as np
+import oracle
 import ptx
 import pytest
 import samples
+from block_samples import values
 from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
 
 from quark_numba.element_types import FLOAT32, packing
-from quark_numba.region import device
-from quark_numba.region.calls import run_region
+from quark_numba.region import calls, device
 from quark_numba.region.key import parse
 
 pytestmark = pytest.mark.compiled
 
 PAIR = "quark_numba.QuantizeDequantizeLinear"
+MX8 = 'com.amd.quark.MXQuantizeDequantize <axis: int = AXIS, element_dtype: string = "fp8_e4m3", block_size: int = BLOCK>'
+BFP16 = 'com.amd.quark.BFPQuantizeDequantize <axis: int = AXIS, bfp_method: string = "to_bfp", bit_width: int = 16, '
+BFP16 += "block_size: int = BLOCK, rounding_mode: int = MODE>"
+MX9 = BFP16.replace("to_bfp", "to_bfp_prime")
+
+# The text of a program; and for each case the shapes of its inputs.
 PROGRAMS = {
+    "a step and blocks": (
+        f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) y = {MX8} (v0) }}".replace("BLOCK", "8"),
+        {"AXIS": "-2"},
+        [(2, 20, 9), (20, 1)],
+        [(3, 24, 1), (3, 24, 1)],
+    ),
+    "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", {}, [(2, 3, 5, 7), (3, 1, 1)]),
     "residual": (
         """region (float x0, float x1, float[1] x2, int8[1] x3, float[1] x4) => (float y) {
         v0 = Add (x0, x1)
@@ -22,14 +39,15 @@ PROGRAMS = {
         v2 = Clip (v1, x4)
         y = HardSwish (v2)
         }""",
+        {},
         [(4, 64, 9), (64, 1), (), (), ()],
     ),
-    "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", [(2, 3, 5, 7), (3, 1, 1)]),
     "scales along an axis": (
         """region (float x0, float x1, int4 x2) => (float y) {
         v0 = Relu (x0)
         y = PAIR <axis: int = -3, saturate: int = 1> (v0, x1, x2)
         }""",
+        {},
         [(2, 5, 4, 3), (5,), (5,)],
     ),
     "cast": (
@@ -38,6 +56,7 @@ PROGRAMS = {
         v1 = Div (v0, x1)
         y = PAIR <axis: int = 0, saturate: int = 1> (v1, x2, x3)
         }""",
+        {},
         [(1030,), (1030,), (), ()],
     ),
     "fake quantization": (
@@ -45,79 +64,147 @@ PROGRAMS = {
         v0 = quark_numba.FakeQuantize <form: string = "codes", rounding_mode: string = "ROUND"> (x0, x1, x2, x3)
         y = Neg (v0)
         }""",
+        {},
         [(6, 40), (40,), (), ()],
+    ),
+    "blocks of channels": (
+        f"""region (float x0, float x1, float x2, float[1] x3) => (float y) {{
+        v0 = Mul (x0, x1)
+        v1 = {BFP16} (v0)
+        v2 = Max (v1, x3)
+        v3 = Add (v2, x2)
+        y = {BFP16} (v3)
+        }}""",
+        {"AXIS": "-3", "BLOCK": "8", "MODE": "0"},
+        [(2, 16, 5, 3), (16, 1, 1), (2, 16, 5, 3), ()],
+        [(2, 19, 3, 7), (2, 19, 3, 7), (1, 1, 3, 1), ()],
+        [(1, 8, 1, 1), (1, 1, 1, 1), (8, 1, 1), ()],
+        [(1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), ()],
+        [(0, 8, 3, 1), (8, 1, 1), (1, 1, 1, 1), ()],
+    ),
+    "blocks of the last axis": (
+        f"""region (float x0, float x1, bfloat16 x2, float[1] x3, int8[1] x4) => (float y) {{
+        v0 = PAIR <axis: int = 0, saturate: int = 1> (x0, x3, x4)
+        v1 = {MX8} (v0)
+        v2 = Cast <to: int = 1> (x2)
+        v3 = Mul (v1, v2)
+        v4 = {MX8} (v3)
+        v5 = Sub (v4, x1)
+        y = Add (v5, v1)
+        }}""",
+        {"AXIS": "-1", "BLOCK": "32"},
+        [(3, 64), (64,), (3, 64), (), ()],
+        [(2, 3, 5, 40), (5, 1), (1, 3, 1, 40), (), ()],
+        [(33,), (33,), (33,), (), ()],
+        [(2, 0), (1,), (1, 1), (), ()],
+    ),
+    "sub-blocks": (
+        f"""region (float x0, float x1) => (float y) {{
+        v0 = {MX9} (x0)
+        v1 = {MX9.replace("16, block", "11, sub_block_size: int = 4, sub_block_shift_bits: int = 2, block")} (v0)
+        v2 = Div (v1, x1)
+        y = {BFP16} (v2)
+        }}""",
+        {"AXIS": "-2", "BLOCK": "16", "MODE": "2"},
+        [(3, 32, 5), (3, 32, 5)],
+        [(3, 41, 5), (5,)],
+        [(64, 1), (64, 1)],
+    ),
+    "blocks without vectors": (
+        f"region (float x0) => (float y) {{ v0 = {MX9.replace('MODE', '1, sub_block_size: int = 3')} (x0) y = Neg (v0) }}",
+        {"AXIS": "-1", "BLOCK": "6"},
+        [(3, 64)],
+        [(36,)],
     ),
 }
 
 
 def parsed(name):
-    text, shapes = PROGRAMS[name]
-    return parse(text.replace("PAIR", PAIR)), shapes
+    text, replacements, *cases = PROGRAMS[name]
+    for word, value in {"PAIR": PAIR, **replacements}.items():
+        text = text.replace(word, value)
+    return parse(text), cases
 
 
 def inputs_of(program, shapes, rng):
     inputs = []
     for x, shape, axis in zip(program.inputs, shapes, program.axes, strict=True):
-        values = rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)
+        each = rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)
         if axis is None and not x.is_scalar:
-            values = np.where(rng.random(shape) < 0.1, rng.choice(samples.SPECIAL, shape), values)
+            each = np.where(rng.random(shape) < 0.1, rng.choice(samples.SPECIAL, shape), each)
+            if program.block_steps and len(inputs) == 0:
+                each = values(shape, "float32")
         elif axis is not None:
-            values = rng.integers(-3, 4, shape) if x.element_type.name.startswith("int") else np.abs(values) + 0.01
+            each = rng.integers(-3, 4, shape) if x.element_type.name.startswith("int") else np.abs(each) + 0.01
         with np.errstate(over="ignore"):
-            inputs.append(np.asarray(values, np.float32).astype(x.element_type.dtype))
+            inputs.append(np.asarray(each, np.float32).astype(x.element_type.dtype))
     return inputs
 
 
+def run_steps(program, inputs):
+    """Return the result of a program, from numpy's steps, and for block formats from the oracle."""
+    steps = {"BFPQuantizeDequantize": oracle.bfp, "MXQuantizeDequantize": oracle.mx}
+    with mock.patch.dict(calls._STEPS, steps):
+        return np.ascontiguousarray(calls.run_region(*inputs, program=program.text))
+
+
 def fields_of(program, inputs, y, buffers):
-    """Return the fields of the record, from numpy's steps."""
+    """Return the fields of the record, from numpy's steps. Dimension 3 is the last one of those without blocks."""
     shape = (1,) * (device.DIMENSIONS - y.ndim) + y.shape
-    fields = {f"length{d}": length for d, length in enumerate(shape)} | {"full": 0}
+    order, lengths, fields, strided = [*range(device.DIMENSIONS)], [*shape], {"full": 0}, {}
+    if program.block_steps:
+        order.remove(axis := device.DIMENSIONS + program.block_steps[0].axis)
+        order.insert(device.AXIS, axis)
+        fields["rows"], strided["_y"] = lengths[axis], y
+        lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
         fields[f"x{k}"] = buffers[k]
-        if program.inputs[k].is_scalar:
-            continue
-        x = x.reshape(-1, *[1] * (-1 - axis)) if axis is not None else x
+        if not program.inputs[k].is_scalar:
+            strided[k] = x.reshape(-1, *[1] * (-1 - axis)) if axis is not None else x
+            fields["full"] |= (x.size == y.size) << k
+    for k, x in strided.items():
         steps = [step // x.itemsize for step in np.broadcast_to(x, shape).strides]
-        fields |= {f"step{k}_{d}": step for d, step in enumerate(steps)}
-        fields["full"] |= (x.size == y.size) << k
-    return fields
+        fields |= {f"step{k}_{d}": steps[each] for d, each in enumerate(order)}
+    return fields | {f"length{d}": lengths[each] for d, each in enumerate(order)}
 
 
 @pytest.mark.parametrize("displaced", [0, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.by_default(1)
 def test_bits_are_those_of_numpy(name, displaced):
-    program, shapes = parsed(name)
-    inputs = inputs_of(program, shapes, np.random.default_rng(0))
-    expected = run_region(*inputs, program=program.text)
-    buffers = [
-        Buffer(packing.pack(x) if row.element_type.is_packed else x) for x, row in zip(inputs, program.inputs, strict=True)
-    ]
-    made = Buffer(expected.nbytes, displaced)
-    fields = fields_of(program, inputs, expected, buffers)
-    launch(kernel_of(device, program), units=expected.size, y=made, is_aligned=are_aligned(made), **fields)
-    assert_same_values(made, expected, FLOAT32, name)
+    program, cases = parsed(name)
+    kernel = kernel_of(device, program)
+    for shapes in cases:
+        inputs = inputs_of(program, shapes, np.random.default_rng(0))
+        expected = run_steps(program, inputs)
+        buffers = [
+            Buffer(packing.pack(x) if row.element_type.is_packed else x) for x, row in zip(inputs, program.inputs, strict=True)
+        ]
+        made = Buffer(expected.nbytes, displaced)
+        fields = fields_of(program, inputs, expected, buffers)
+        units = math.prod(fields[f"length{d}"] for d in range(device.DIMENSIONS))
+        launch(kernel, units=units, y=made, is_aligned=are_aligned(made), **fields)
+        assert_same_values(made, expected, FLOAT32, (name, shapes))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_ieee_arithmetic(name):
-    program, _ = parsed(name)
-    text = device.kernel(program).ptx
+    text = device.kernel(parsed(name)[0]).ptx
     ptx.check_text(text, divides=name != "one step")
     assert ".local" not in text
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(name, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(parsed(name)[0]).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture
 
 
-def test_steps_of_blocks_are_refused():
+def test_large_blocks_are_refused():
     text = """region (float x0) => (float y) {
-    y = com.amd.quark.BFPQuantizeDequantize <axis: int = -1, bfp_method: string = "to_bfp", bit_width: int = 16> (x0)
+    y = com.amd.quark.BFPQuantizeDequantize <axis: int = -1, block_size: int = 33> (x0)
     }"""
-    with pytest.raises(ValueError, match="program has steps of blocks; expected none on a GPU"):
+    with pytest.raises(ValueError, match="block_size is 33; expected at most 32 on a GPU"):
         device.kernel(parse(text))
