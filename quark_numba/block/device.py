@@ -173,18 +173,18 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
 
 
 @functools.cache
-def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKernel:
+def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
-    Codes of less than 8 bits lie as in ONNX Runtime's tensors, or, if `is_packed` is False, one in a byte as in arrays. Of
-    `blocks_of`, the block sizes and the rounding mode count; the record of a launch has the other numbers.
+    Codes of less than 8 bits lie as in ONNX Runtime's tensors. Of `blocks_of`, the block sizes and the rounding mode count; the
+    record of a launch has the other numbers.
 
     Raises
     ------
     ValueError
         If packed codes of two blocks would share a byte.
     """
-    per_byte = 8 // key.y.bits if key.y.is_packed and is_packed else 1
+    per_byte = 8 // key.y.bits if key.y.is_packed else 1
     if blocks_of.block % per_byte:
         raise ValueError(f"block_size is {blocks_of.block}; expected a multiple of {per_byte} on a GPU")
     converters = arithmetic.converters(key)
@@ -198,7 +198,7 @@ def kernel(key: Key, blocks_of: Blocks, *, is_packed: bool = True) -> DeviceKern
     names["convert_any"] = jit.expand(any_block, **names)
     names["ROWS"] = block if block <= MOST_ROWS and block % count == 0 else 0
     names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
-    suffix = f"{block}_{sub_block}_{mode}{'_packed' * (per_byte > 1)}"
+    suffix = f"{block}_{sub_block}_{mode}"
     return DeviceKernel(__name__, blocks, f"{key.name}_{suffix}", WORK, 1, names)
 
 

@@ -28,8 +28,9 @@ def add_parser(commands: Any) -> None:
         "--operators",
         choices=("custom", "cuda", "standard", "webgpu"),
         default="custom",
-        help="custom: this package's operators, the fastest on the CPU; cuda: those with kernels for NVIDIA's GPUs; standard: ONNX's operators alone, for any execution "
-        "provider and without this package; webgpu: those of them that ONNX Runtime Web has on a GPU (default: %(default)s)",
+        help="custom: this package's operators, the fastest on the CPU; cuda: those with kernels for NVIDIA's GPUs; standard: "
+        "ONNX's operators alone, for any execution provider and without this package; webgpu: those of them that ONNX Runtime "
+        "Web has on a GPU (default: %(default)s)",
     )
     parser.add_argument(
         "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"

@@ -119,12 +119,11 @@ def prepare_function(key: Key) -> Any:
 
 @functools.cache
 def _names(key: Key) -> dict[str, Any]:
-    convert_rows = jit.expand(run, convert=converter(key), numbers_of=numbers_function(key))
+    convert_rows = jit.expand(run, convert=converter(key), numbers_of=_numbers_of(key))
     return {"convert_rows": convert_rows, "COUNT": count_numbers(key), "DTYPE": dtype_of(key)}
 
 
-def numbers_function(key: Key) -> Any:
-    """Return the function (the numbers of all rows, the number of rows, row) -> the numbers of a row."""
+def _numbers_of(key: Key) -> Any:
     items = "".join(f"numbers[{k} * rows + row], " for k in range(count_numbers(key)))
     text = f"def numbers_of(numbers, rows, row):\n    return ({items})\n"
     return jit.inline(function_of(text, __name__, __file__, {}))

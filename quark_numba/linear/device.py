@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -161,27 +160,15 @@ def putters(bits: int) -> dict[str, Any]:
     return {"clear": jit.inline(clear), "put": jit.inline(put)}
 
 
-def bits_in(element_type: ElementType, is_packed: bool = True) -> int:
-    """Return the bits of an element in a tensor of ONNX Runtime, or in an array, which `is_packed` only where tensors are."""
-    return element_type.bits if is_packed and element_type.is_packed else 8 * element_type.storage.itemsize
+def bits_in(element_type: ElementType) -> int:
+    """Return the bits of an element in a tensor of ONNX Runtime."""
+    return element_type.bits if element_type.is_packed else 8 * element_type.storage.itemsize
 
 
-def of_elements(
-    module: str, name: str, x: ElementType, y: ElementType, convert: Any, numbers_at: Callable[..., Any], is_packed: bool = True
-) -> DeviceKernel:
-    """Return the kernel that converts elements one by one. `module` and `name` are as for DeviceKernel, `convert` and
-    `numbers_at` as in the templates."""
-    bits = bits_in(x, is_packed), bits_in(y, is_packed)
-    names: dict[str, Any] = {"COUNT": VECTOR // max(x.storage.itemsize, y.storage.itemsize)}
-    names |= {"X_DTYPE": x.storage.type, "Y_DTYPE": y.storage.type, "convert": convert, "numbers_at": numbers_at}
-    names |= _vector_functions(names, *bits) | {"get": getter(bits[0])} | putters(bits[1])
-    return DeviceKernel(module, elements, name, WORK, names["COUNT"], names)
-
-
-def reader(element_type: ElementType, dtype: Any, is_packed: bool = True) -> Any:
-    """Return the function (address, i) -> element i of a tensor or array, as a number of `dtype`, which holds every value, or
-    as it is stored."""
-    storage, get, number = element_type.storage.type, getter(bits_in(element_type, is_packed)), np.dtype(dtype).type
+def reader(element_type: ElementType, dtype: Any) -> Any:
+    """Return the function (address, i) -> element i of a tensor, as a number of `dtype`, which holds every value, or as it is
+    stored."""
+    storage, get, number = element_type.storage.type, getter(bits_in(element_type)), np.dtype(dtype).type
     decode = exponents.value_of if element_type is FLOAT8E8M0 else codecs.decoder(element_type)
     if dtype in (element_type.dtype, element_type.storage):
         decode = codecs.same
@@ -189,10 +176,10 @@ def reader(element_type: ElementType, dtype: Any, is_packed: bool = True) -> Any
 
 
 @functools.cache
-def kernel(key: Key, scale: ElementType, *, is_packed: bool = True) -> DeviceKernel:
+def kernel(key: Key, scale: ElementType) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for scales of an element type. Codes of less than 8 bits lie as in ONNX
-    Runtime's tensors, or, if `is_packed` is False, one in a byte as in arrays."""
-    scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype, is_packed)
+    Runtime's tensors."""
+    scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype)
     convert, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)
 
     def numbers_at(work: Any, index: Any) -> Any:
@@ -201,6 +188,9 @@ def kernel(key: Key, scale: ElementType, *, is_packed: bool = True) -> DeviceKer
             zero_point = zero_point_at(work.zero_point, index)
         return scale_at(work.scale, index), zero_point
 
-    name = f"{key.name}_by_{scale.name}{'' if is_packed else '_array'}"
-    both = jit.inline(lambda x, numbers: convert(x, numbers[0], numbers[1]))
-    return of_elements(__name__, name, key.x, key.y, both, jit.inline(numbers_at), is_packed)
+    names: dict[str, Any] = {"COUNT": VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)}
+    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type, "numbers_at": jit.inline(numbers_at)}
+    names["convert"] = jit.inline(lambda x, numbers: convert(x, numbers[0], numbers[1]))
+    x_bits, y_bits = bits_in(key.x), bits_in(key.y)
+    names |= _vector_functions(names, x_bits, y_bits) | {"get": getter(x_bits)} | putters(y_bits)
+    return DeviceKernel(__name__, elements, f"{key.name}_by_{scale.name}", WORK, names["COUNT"], names)

@@ -7,13 +7,12 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
     from ..compiling.device import DeviceKernel
 
 _NAME = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 
-# What kernels need of the driver. The first two, of CUDA 12, load a kernel for all cards; a launch uses that of the caller's.
+# What kernels need of the driver. The first two, of CUDA 12, load a kernel for all cards at once.
 _FUNCTIONS = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernel", "cuInit")
 
 
@@ -34,8 +33,8 @@ def launcher() -> int:
 
 @functools.cache
 def loaded(kernel: DeviceKernel) -> int:
-    """Return the driver's handle of a kernel. The driver compiles it for a card at the kernel's first launch there, and keeps it
-    until the process ends. Raise RuntimeError if the driver refuses it."""
+    """Return the driver's handle of a kernel. The driver compiles it for a card at the first launch there, and keeps it until
+    the process ends. Raise RuntimeError if the driver refuses it."""
     library, handle = ctypes.c_void_p(), ctypes.c_void_p()
     cuda, nothing = _driver(), (None, None, 0)
     code = cuda.cuInit(0)

@@ -41,8 +41,8 @@ def rewrite(graph: Graph) -> None:
     regions = [(merging, *pair) for merging in mergings for pair in merging.regions()]
     has_convolutions = any(node.op_type == "Conv" for node in graph.model.graph.all_nodes())
     # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
-    # only regions can lie between convolutions in their blocked layout.
-    if has_convolutions or any(len(region) > 1 for _, _, region in regions):
+    # only regions can lie between convolutions in their blocked layout, and have nodes of fake quantization on a GPU.
+    if has_convolutions or graph.operators == "cuda" or any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
             merging.merge(last, region)
 

@@ -26,8 +26,8 @@ from .nodes import Left, Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written: those of this package, those of them that CUDA's provider runs and ONNX's, ONNX's alone,
-# or those of them that WebGPU has.
+# In which operators a model is written: those of this package; those of them that CUDA's provider runs, and ONNX's; ONNX's
+# alone; or those of these that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")

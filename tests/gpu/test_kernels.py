@@ -13,8 +13,6 @@ from quark_numba.compiling.device import DeviceKernel, work_dtype
 from quark_numba.compiling.intrinsics import allocate
 from quark_numba.compiling.sources import sources
 from quark_numba.element_types import FLOAT32
-from quark_numba.fake_quantization import device as fake_device
-from quark_numba.fake_quantization.key import select
 from quark_numba.linear import device
 from quark_numba.region import device as region_device
 from quark_numba.region.key import parse
@@ -24,15 +22,15 @@ pytestmark = pytest.mark.compiled
 
 @pytest.mark.slow
 def test_sessions_load_nothing_of_gpus():
-    modules = [f"quark_numba.{package}.device" for package in ("compiling", "linear", "block", "fake_quantization", "region")]
+    modules = [f"quark_numba.{package}.device" for package in ("compiling", "linear", "block", "region")]
     names = "onnxruntime", "quark_numba.compiling.elsewhere", *modules
     assert loaded(f"{PREPARE}\nsession(one_node('quantize', 'int8'))", *names) == ["onnxruntime"]
 
 
 @pytest.mark.parametrize(("units", "blocks"), [(0, 0), (1, 1), (1024, 1), (1025, 2), (2**40, 2**30)])
 def test_the_grid_has_a_thread_for_each_vector(units, blocks):
-    key, scale, is_packed = LINEAR_KEYS[0].values
-    kernel = device.kernel(key, scale, is_packed=is_packed)
+    key, scale = LINEAR_KEYS[0].values
+    kernel = device.kernel(key, scale)
     assert kernel.count_blocks(units) == blocks
     assert kernel.work.itemsize == 8 * len(kernel.work.names)
 
@@ -78,8 +76,7 @@ def test_what_a_gpu_lacks_is_refused(template, error, message):
 @pytest.mark.parametrize(
     ("family", "kernel"),
     [
-        ("linear", lambda: device.kernel(*LINEAR_KEYS[0].values[:2])),
-        ("fake_quantization", lambda: fake_device.kernel(select("integer"))),
+        ("linear", lambda: device.kernel(*LINEAR_KEYS[0].values)),
         ("block", lambda: block_device.kernel(*NVIDIA_MXFP8.format(FLOAT32, 32, has_codes=False))),
         ("region", lambda: region_device.kernel(parse("region (float x0) => (float y) { y = Neg (x0) }"))),
     ],
@@ -96,8 +93,8 @@ def test_a_change_of_a_familys_arithmetic_changes_the_name_of_its_file(family, k
 def test_names_are_unique_and_fit_in_file_names():
     kernels = []
     for case in LINEAR_KEYS:
-        key, scale, is_packed = case.values
-        kernels.append(device.kernel(key, scale, is_packed=is_packed))
+        key, scale = case.values
+        kernels.append(device.kernel(key, scale))
     for case in BLOCK_KEYS:
         key, mode, block = case.values
         kernels.append(block_device.kernel(key, format_of(key, block, mode)))

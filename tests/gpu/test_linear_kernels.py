@@ -43,9 +43,9 @@ CASES = [
 ]
 
 
-def tensor(values, element_type, is_packed):
-    """Return the bytes of a tensor, or of an array."""
-    return packing.pack(values) if is_packed and element_type.is_packed else values
+def tensor(values, element_type):
+    """Return the bytes of a tensor."""
+    return packing.pack(values) if element_type.is_packed else values
 
 
 def without_repeated_scales(loop, scales):
@@ -63,11 +63,11 @@ def elements(key, shape, rng):
         return (np.nan_to_num(x).clip(-(2.0**31), 2.0**31 - 1) if key.x.is_integer else x).astype(key.x.dtype).reshape(shape)
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
+@pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)
-def test_bits_are_those_of_processors(key, scale_type, is_packed):
-    kernel, rng = kernel_of(device, key, scale_type, is_packed=is_packed), np.random.default_rng(0)
+def test_bits_are_those_of_processors(key, scale_type):
+    kernel, rng = kernel_of(device, key, scale_type), np.random.default_rng(0)
     for shape, scale_shape, axis, block_size, displaced in CASES:
         for has_zero_point in (True, False):
             x = elements(key, shape, rng)
@@ -79,9 +79,9 @@ def test_bits_are_those_of_processors(key, scale_type, is_packed):
             assert fault == NO_FAULT
             y = np.empty(shape, key.y.dtype)
             Plan(key, loop, scale.dtype, zero_point.dtype).convert(scale, zero_point, x, y)
-            expected = tensor(y, key.y, is_packed)
-            offsets = [displaced * max(1, device.bits_in(each, is_packed) // 8) for each in (key.x, key.y)]
-            given, made = Buffer(tensor(x, key.x, is_packed), offsets[0]), Buffer(expected.nbytes, offsets[1])
+            expected = tensor(y, key.y)
+            offsets = [displaced * max(1, device.bits_in(each) // 8) for each in (key.x, key.y)]
+            given, made = Buffer(tensor(x, key.x), offsets[0]), Buffer(expected.nbytes, offsets[1])
             launch(
                 kernel,
                 units=x.size,
@@ -89,18 +89,18 @@ def test_bits_are_those_of_processors(key, scale_type, is_packed):
                 y=made,
                 scale=Buffer(scale),
                 scales=scale.size,
-                zero_point=Buffer(tensor(zero_point, key.quantized, is_packed)) if has_zero_point else 0,
+                zero_point=Buffer(tensor(zero_point, key.quantized)) if has_zero_point else 0,
                 is_aligned=are_aligned(given, made),
                 **without_repeated_scales(loop, scale.size)._asdict(),
             )
             assert_same_values(made, expected, key.y, (shape, scale_shape, axis, block_size, displaced))
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
+@pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)
-def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
-    text = device.kernel(key, scale_type, is_packed=is_packed).ptx
+def test_ptx_is_ieee_arithmetic(key, scale_type):
+    text = device.kernel(key, scale_type).ptx
     ptx.check_text(text, divides=key.operation != "dequantize")
     assert ".local" not in text
     for name, side in (("ld", key.x), ("st", key.y)):
@@ -108,9 +108,9 @@ def test_ptx_is_ieee_arithmetic(key, scale_type, is_packed):
             assert re.search(rf"\b{name}\.(global\.)?v(2\.[bu]64|4\.[bfu]32)", text), f"{name}: no vectors"
 
 
-@pytest.mark.parametrize(("key", "scale_type", "is_packed"), LINEAR_KEYS)
+@pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
 @pytest.mark.covering
 @pytest.mark.slow
-def test_ptx_is_assembled_without_local_memory(key, scale_type, is_packed, tmp_path):
-    for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type, is_packed=is_packed).ptx, tmp_path):
+def test_ptx_is_assembled_without_local_memory(key, scale_type, tmp_path):
+    for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type).ptx, tmp_path):
         assert (stack, spills) == (0, 0), architecture

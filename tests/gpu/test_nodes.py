@@ -199,8 +199,8 @@ def test_an_error_of_the_driver_names_the_node():
 
 
 def test_wrong_shapes_are_refused_as_on_a_cpu():
+    feeds = {"x": np.zeros((2, 2), np.float32), "scale": np.ones(3, np.float32), "zero_point": np.zeros(3, np.int8)}
     with emulated_driver() as driver, pytest.raises(Exception, match=r"scale has shape \(3,\)"):
-        feeds = {"x": np.zeros((2, 2), np.float32), "scale": np.ones(3, np.float32), "zero_point": np.zeros(3, np.int8)}
         run(session(one_node("quantize", "int8")), **feeds)
     assert not driver.launches
 

@@ -16,11 +16,10 @@ def precisions(scale):
 
 
 LINEAR_KEYS = [
-    pytest.param(key, scale, is_packed, id=f"{key_id(key)}-{scale.name}{'' if is_packed else '-array'}")
+    pytest.param(key, scale, id=f"{key_id(key)}-{scale.name}")
     for key in LINEAR_TABLE
     for scale in types(key.operation, "scale")
     if key.operation == "dequantize" or key.precision.name in precisions(scale)
-    for is_packed in ((True, False) if key.quantized.is_packed and scale.name == "float32" else (True,))
 ]
 
 

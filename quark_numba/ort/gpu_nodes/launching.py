@@ -38,6 +38,4 @@ def launch(state: Any, context_address: int, work_address: int, units: int, shap
     blocks = (units + state.units_per_block - 1) // state.units_per_block
     stream = context.stream_of(state, context_address)
     code = call(state.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
-    if code:
-        return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0))
-    return np.int64(0)
+    return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0)) if code else 0

@@ -105,7 +105,7 @@ def begin(state: Any, context_address: int) -> Any:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    status, size, values, shapes, length, inner, y, scales = begin(state, context_address)
+    status, size, values, _, length, inner, y, scales = begin(state, context_address)
     if status or size == 0:
         return status
     work_address = stack(WORK_WORDS)
