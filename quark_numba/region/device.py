@@ -64,7 +64,7 @@ def kernel(program: Program) -> DeviceKernel:
     count, units = block or COUNT, 1 if block else COUNT
     names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
     names |= {"place_of": _place_of, "after": _after}
-    lines = _elements_of(program, count) if block else _elements(program)
+    lines = (_elements_of if block else _elements)(program, count)
     once = []
     for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(program))):
         element_type = program.inputs[k].element_type
@@ -72,7 +72,7 @@ def kernel(program: Program) -> DeviceKernel:
         if program.inputs[k].is_scalar:
             once.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
             continue
-        each = [f"e{k}_{j} = read{k}(work.x{k}, i{k}_{j})" for j in range(count)]
+        each = _reads_of(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
         if element_type.storage == dtype and count % COUNT == 0:
             vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
             each = [
@@ -83,15 +83,15 @@ def kernel(program: Program) -> DeviceKernel:
                 *indented(each),
             ]
         lines += each
-    lines += _steps(writer, names, count)
     y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
-    lines.append("y = array_at(work.y, work.units, np.float32)")
+    lines += [*_steps(writer, names, count), "y = array_at(work.y, work.units, np.float32)"]
     if count % COUNT == 0:
-        vectors = [f"({', '.join(y[j : j + COUNT])})" for j in range(0, count, COUNT)]
-        stores = [f"store(y, start + unsigned({COUNT * k}), {vector})" for k, vector in enumerate(vectors)]
+        stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
         lines += ["if is_vector:", *indented([*stores, "return 0"])]
-    for j in range(count):
-        lines += [f"if rows > unsigned({j}):", f"    y[i_y_{j}] = {y[j]}"]
+    each = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
+    lines += [f"if rows == unsigned({count}):", *indented([*each, "return 0"])]
+    for j in range(count - 1):
+        lines += [f"if rows > unsigned({j}):", f"    {each[j]}"]
     begin = [
         "work = record_at(work_address, WORK)",
         f"first = unsigned(block * THREADS + thread) * unsigned({units})",
@@ -103,33 +103,42 @@ def kernel(program: Program) -> DeviceKernel:
     return DeviceKernel(__name__, run_region, program.name, work, units, {})
 
 
-def _elements(program: Program) -> list[str]:
-    """Return the lines that compute which elements a thread has: `start`, the index in y of the first one; `rows`, how many
-    there are; i{k}_{j}, the index in input k of element j, or of the last one if there are fewer, and i_y_{j} in y; and whether
-    those that lie as y's do may be read and written in vectors."""
-    lines = [f"start, rows = first, min(unsigned({COUNT}), work.units - first)"]
-    lines.append(f"is_vector = work.is_aligned and rows == unsigned({COUNT})")
-    for j in range(COUNT):
-        after = f"after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}" if j else "place_of(work, start)"
-        lines += [f"place{j} = {after}", f"i_y_{j} = start + unsigned({j})"]
-        lines += [f"i{k}_{j} = {_index(k, f'place{j}')}" for k in _streams(program)]
+def _elements(program: Program, count: int) -> list[str]:
+    """Return the lines that compute which elements a thread has: `rows`, how many; `start`, the index in y of the first one;
+    `along`, how far they are apart; whether those that lie as y's do may be read and written in vectors; and the places of
+    elements in the loop. If there are fewer, the last one is repeated."""
+    lines = [
+        f"start, rows, along = first, min(unsigned({count}), work.units - first), unsigned(1)",
+        f"is_vector = work.is_aligned and rows == unsigned({count})",
+        "place0 = place_of(work, first)",
+    ]
+    for j in range(1, count):
+        lines.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
     return lines
 
 
 def _elements_of(program: Program, block: int) -> list[str]:
-    """`_elements` for a thread that has a block."""
-    lines = [
+    """`_elements` for a thread that has a block. i{k} is the index of its first element in input k."""
+    return [
         "p0, p1, p2, p3 = place_of(work, first)",
         f"place = p0, p1, p2 * unsigned({block}), p3",
-        f"rows = min(unsigned({block}), work.rows - place[{AXIS}])",
+        f"start, rows, along = {_index('_y', 'place')}, min(unsigned({block}), work.rows - place[{AXIS}]), work.step_y_{AXIS}",
+        f"is_vector = along == unsigned(1) and work.is_aligned and start % unsigned({COUNT}) == unsigned(0)",
+        f"is_vector = is_vector and rows == unsigned({block})",
+        *(f"i{k} = {_index(k, 'place')}" for k in _streams(program)),
     ]
-    for k in [*map(str, _streams(program)), "_y"]:
-        lines.append(f"i{k}_0 = {_index(k, 'place')}")
-        for j in range(1, block):
-            lines.append(f"i{k}_{j} = i{k}_{j - 1} + (work.step{k}_{AXIS} if rows > unsigned({j}) else unsigned(0))")
-    is_aligned = f"work.is_aligned and start % unsigned({COUNT}) == unsigned(0)"
-    is_vector = f"rows == unsigned({block}) and work.step_y_{AXIS} == unsigned(1) and {is_aligned}"
-    return [*lines, "start = i_y_0", f"is_vector = {is_vector}"]
+
+
+def _reads(k: int, indices: list[str]) -> list[str]:
+    """Return the lines that read these elements of input k, one by one."""
+    return [f"e{k}_{j} = read{k}(work.x{k}, {index})" for j, index in enumerate(indices)]
+
+
+def _reads_of(k: int, block: int) -> list[str]:
+    """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
+    whole = [f"i{k} + unsigned({j}) * work.step{k}_{AXIS}" for j in range(block)]
+    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{AXIS}" for j in range(block)]
+    return [f"if rows == unsigned({block}):", *indented(_reads(k, whole)), "else:", *indented(_reads(k, short))]
 
 
 def _index(k: int | str, place: str) -> str:
