@@ -1,9 +1,9 @@
 """Measure models on an execution provider, in turns with the float model on the same provider.
 
 `python bench/execution_providers.py [PROVIDER] [--batch N ...] [--model NAME ...]` prints a table, and with --write puts it
-into RESULTS.md. The models are the text-line classifier of `tests/models`, and with `--model` those of `architectures.py`, at the
-first of the batches. Drop-in sessions of the models as written take part where the provider runs this package's operators, or
-is the CPU's. On a GPU, the table says which card it is, inputs and outputs stay in its memory, and products are computed
+into RESULTS.md. The models are the text-line classifier of `tests/models`, and with `--model` those of `architectures.py`, at
+the first of the batches. Drop-in sessions of the models as written take part where the provider runs this package's operators,
+or is the CPU's. On a GPU, the table says which card it is, inputs and outputs stay in its memory, and products are computed
 without TF32."""
 
 import argparse

@@ -11,7 +11,7 @@ from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..compiling.text import function_of, indented
+from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
@@ -127,8 +127,8 @@ def _in_registers(names: dict[str, Any], rows: int, sub_block: int) -> Any:
         lines.append("shared = np.uint32(scale_of(shared, drop, tensor_scale))")
     for head in heads:
         lines.append(f"t{head} = step_of(shared, s{head}, max_shift, drop, tensor_scale)")
-    y = ", ".join(f"convert(x[{i}], t{i - i % sub_block}, bounds)" for i in range(rows))
-    text = ["def convert_elements(x, format_of):", *indented([*lines, f"return ({y},), shared"]), ""]
+    y = tuple_of([f"convert(x[{i}], t{i - i % sub_block}, bounds)" for i in range(rows)])
+    text = ["def convert_elements(x, format_of):", *indented([*lines, f"return {y}, shared"]), ""]
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
 
@@ -137,7 +137,7 @@ def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
     `is_vector`, `inner` is 1, and elements are read and written in vectors."""
     count, per_byte = names["COUNT"], names["Y_PER_BYTE"]
     vectors = " + ".join(f"load(x, start + unsigned({at}))" for at in range(0, rows, count))
-    elements = ", ".join(f"x[start + unsigned({i}) * inner]" for i in range(rows))
+    elements = tuple_of([f"x[start + unsigned({i}) * inner]" for i in range(rows)])
     lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
     lines.append(f"({', '.join(f'y{i}' for i in range(rows))}), shared = convert_elements(elements, format_of)")
     y = stored(rows, 8 // per_byte)

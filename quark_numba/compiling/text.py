@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -26,3 +26,9 @@ def function_of(text: str, module: str, file: str, names: Mapping[str, Any]) -> 
 
 def indented(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
+
+
+def tuple_of(items: Sequence[str]) -> str:
+    """Return the source of a tuple. Of more than 30 items Python would make a list first, which Numba does not take in a
+    branch."""
+    return " + ".join(f"({', '.join(items[i : i + 16])},)" for i in range(0, len(items), 16))

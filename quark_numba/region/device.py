@@ -12,7 +12,7 @@ from ..block.device import round_trip
 from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
 from ..compiling.intrinsics import record_at
-from ..compiling.text import function_of, indented
+from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
 from .granularity import GPU_LOOPS
@@ -166,7 +166,7 @@ def _steps(writer: Writer, names: dict[str, Any], count: int) -> list[str]:
         for number in together:
             names[f"round{number}"] = round_trip(*program.steps[number].block_format)
             (x,), y = operands[number], results[number]
-            lines.append(f"{', '.join(y)}, = round{number}(({', '.join(x)},))")
+            lines.append(f"{', '.join(y)}, = round{number}({tuple_of(x)})")
             # A single element stays as it is.
             lines.append(f"{y[0]} = {x[0]} if work.units == unsigned(1) and work.rows == unsigned(1) else {y[0]}")
     return lines

@@ -11,16 +11,19 @@ from ...compiling.device import THREADS, VECTOR
 from ...compiling.intrinsics import array_at, call, stack
 from ..nodes import context
 
-# The further fields of a state. Its field `task` is the driver's handle of the kernel.
-LAUNCH = [
-    ("launch", np.int64),  # the address of cuLaunchKernel
-    ("units_per_block", np.int64),
-]
+# What follows a family's state. In the state, the field `task` is the driver's handle of the kernel.
+LAUNCH = np.dtype(
+    [
+        ("launch", np.int64),  # the address of cuLaunchKernel
+        ("units_per_block", np.int64),
+    ]
+)
 
 
 def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:
-    """The dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields."""
-    return np.dtype([*state.descr, *LAUNCH, *fields])
+    """The dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields. Functions get
+    the state as one of a CPU: for each type of records they would be compiled anew."""
+    return np.dtype([*state.descr, *LAUNCH.descr, *fields])
 
 
 @jit.inline
@@ -30,12 +33,12 @@ def are_aligned(first: int, second: int) -> bool:
 
 
 @jit.inline
-def launch(state: Any, context_address: int, work_address: int, units: int, shapes: Any) -> int:
+def launch(state: Any, further: Any, context_address: int, work_address: int, units: int, shapes: Any) -> int:
     """Start the kernel with the record at an address, which the driver copies. The kernel runs behind what is on the node's
-    stream already. Returns an OrtStatus."""
+    stream already. `further` is the record LAUNCH behind the state. Returns an OrtStatus."""
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address
-    blocks = (units + state.units_per_block - 1) // state.units_per_block
+    blocks = (units + further.units_per_block - 1) // further.units_per_block
     stream = context.stream_of(state, context_address)
-    code = call(state.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
+    code = call(further.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
     return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0)) if code else 0

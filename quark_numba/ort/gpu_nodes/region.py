@@ -16,9 +16,10 @@ from ...region.granularity import AXIS, GPU_LOOPS, MANY_LOOPS, NO_FAULT, OPERAND
 from ...region.key import MOST_INPUTS, MOST_STREAMS
 from ..nodes import context, region
 from ..nodes.context import MAX_RANK
-from .launching import are_aligned, launch, state_dtype
+from .launching import LAUNCH, are_aligned, launch, state_dtype
 
 STATE = state_dtype(region.STATE)
+LAUNCH_AT = region.STATE.itemsize
 
 # At most, of ``device.work_of``.
 WORK_WORDS = 5 + MOST_INPUTS + (MOST_STREAMS + 2) * GPU_LOOPS
@@ -79,7 +80,8 @@ def _set_steps(work: Any, at: int, dimensions: int, lengths: Any, masks: Any, k:
 
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
-    state = record_at(state_address, STATE)
+    state = record_at(state_address, region.STATE)
+    further = record_at(state_address + LAUNCH_AT, LAUNCH)
     has_many, values, ranks, shapes, scalars, axes = region.inputs(state, state_address, context_address)
     count = state.count
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
@@ -143,4 +145,4 @@ def compute(state_address: int, context_address: int) -> int:
         _set_steps(work, at, dimensions, lengths, masks, -1, slots)
         at += GPU_LOOPS
     work[at], work[at + 1] = full, is_aligned
-    return launch(state, context_address, work.ctypes.data, units, wrong_shape)
+    return launch(state, further, context_address, work.ctypes.data, units, wrong_shape)
