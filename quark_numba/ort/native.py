@@ -71,7 +71,7 @@ needs: dict[Need, None] = {}  # in their order
 _log = logging.getLogger(__name__)
 
 _COPIES = (
-    "a session with %s has operators of this package, which run on the CPU, so that their tensors are copied there and back; "
+    "a session with %s has operators of this package that run on the CPU, so that their tensors are copied there and back; "
     'quark_numba.InferenceSession, or quark_numba.optimize(..., operators="standard"), writes them in operators that all '
     "execution providers have"
 )

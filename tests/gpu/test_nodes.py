@@ -17,7 +17,6 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
-from quark_numba.compiling.device import DeviceKernel
 from quark_numba.linear.versions import types
 from quark_numba.ort import cuda, native, operators
 
@@ -68,7 +67,7 @@ def operator_of(operation, name, has_blocks):
 
 @pytest.mark.parametrize(("operation", "name", "scale", "granularity", "has_zero_point"), LINEAR)
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_linear_nodes(operation, name, scale, granularity, has_zero_point):
     has_zero_point = has_zero_point or operation != "dequantize"
     shape, (scales, zero_points), _, attributes = cell(granularity, scale, name, has_zero_point)
@@ -97,7 +96,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("shape", [(2, 40, 5), (3, 32), (0, 3)])
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_block_nodes(name, shape):
     model = text_model(f"(float[{', '.join(map(str, shape))}] x) => (float[] y) {{ y = {BLOCKS[name]} (x) }}")
     expected, made, launches = both(model, x=values(shape, "float32"))
@@ -114,6 +113,7 @@ REGION = """(float[2, 3, 4, 5] x, float[3, 1, 5] w) => (float[] y) {
 }"""
 
 
+@pytest.mark.slow
 def test_regions():
     rng = np.random.default_rng(0)
     model = text_model(REGION, s=np.float32([0.1, 2, 3]), z=np.int8([1, 0, -7]))
@@ -139,6 +139,7 @@ def test_regions():
         ((1, 1), (1, 1), -1),
     ],
 )
+@pytest.mark.slow
 def test_regions_of_blocks(shape, other, axis):
     text = (
         f"(float{[*shape]} x, float{[*other]} w) => (float[] y) {{ a = Add (x, w)  b = BFPQuantizeDequantize <axis = {axis}, "
@@ -151,6 +152,7 @@ def test_regions_of_blocks(shape, other, axis):
     assert_same(expected, made)
 
 
+@pytest.mark.slow
 def test_a_region_with_more_loops_than_a_kernel_has():
     """The optimizer writes none."""
     shape = [2, 3, 2, 3, 2]
@@ -258,4 +260,3 @@ def test_a_machine_without_a_driver(monkeypatch):
         assert quark_numba.ort.providers.operators_for(["CUDAExecutionProvider", "CPUExecutionProvider"]) == "standard"
     finally:
         cuda.driver.cache_clear()
-    assert isinstance(DeviceKernel.threads, int)

@@ -3,6 +3,7 @@
 `make_environment.sh` makes an environment for each build."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import BFLOAT16, FLOAT32, INT8, find
+from quark_numba.ort import cuda, native
+from quark_numba.ort.providers import CUDA, operators_for
 from quark_numba.rewriting.onnx_runtime import casts_to, has_operator, runs
 
 ALL = [name for name in onnxruntime.get_available_providers() if name != "AzureExecutionProvider"]
@@ -28,6 +31,7 @@ pytestmark = [
 
 CPU = ["CPUExecutionProvider"]
 PROVIDERS = pytest.mark.parametrize("providers", [None, CPU, ALL], ids=["default", "CPU", "all"])
+only_cuda = pytest.mark.skipif(CUDA not in ALL, reason="of CUDA's provider")
 only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="of OpenVINO's provider")
 MODEL = MODELS / "textline_cls_bf16.onnx"
 
@@ -66,6 +70,33 @@ def test_standard_operators_on_the_cpu(name):
     expected = onnxruntime.InferenceSession(str(MODELS / f"textline_cls_{name}.onnx"), options, CPU).run(None, feeds)[0]
     made = onnxruntime.InferenceSession(standard.SerializeToString(), session_options("DISABLE_ALL"), CPU)
     assert made.run(None, feeds)[0].tobytes() == expected.tobytes()
+
+
+@only_cuda
+def test_operators_of_two_providers(monkeypatch):
+    """Where there is a driver, an operator is registered for CUDA's provider, too. The CPU's runs its own."""
+    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace())
+    native._domain.cache_clear()
+    try:
+        options = session_options()
+        quark_numba.register(options)
+        structures = [each.is_on_gpu for each in native._custom_ops.values()]
+        session = onnxruntime.InferenceSession(str(MODEL), options, CPU)
+    finally:
+        native._domain.cache_clear()
+    assert structures.count(True) > 100
+    assert_near(session, "bf16")
+
+
+@only_cuda
+def test_sessions_without_a_driver(caplog):
+    if cuda.driver():
+        pytest.skip("this machine has a driver")
+    assert operators_for([CUDA]) == "standard"
+    assert native._providers_of(SimpleNamespace(runs_on_gpus=True)) == [None]
+    session = quark_numba.InferenceSession(MODEL, session_options(), CPU)
+    assert_near(session, "bf16")
+    assert not caplog.records
 
 
 def quantized(element_type, scale, axis=None):
