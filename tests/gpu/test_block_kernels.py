@@ -76,7 +76,7 @@ def test_bits_are_those_of_numpy():
 
 
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_bits_are_those_of_processors(key, mode, block):
     form = format_of(key, block, mode)
@@ -102,14 +102,14 @@ def test_packed_codes_of_two_blocks_share_no_byte():
 
 
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_ptx_is_ieee_arithmetic(key, mode, block):
     ptx.check_text(device.kernel(key, format_of(key, block, mode)).ptx, divides=True)
 
 
 @pytest.mark.parametrize(("key", "mode", "block"), BLOCK_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_ptx_is_assembled_with_few_spills(key, mode, block, tmp_path):
     for architecture, registers, _, spills in ptx.assembled(device.kernel(key, format_of(key, block, mode)).ptx, tmp_path):

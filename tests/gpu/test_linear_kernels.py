@@ -64,7 +64,7 @@ def elements(key, shape, rng):
 
 
 @pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.by_default(1)
 def test_bits_are_those_of_processors(key, scale_type):
     kernel, rng = kernel_of(device, key, scale_type), np.random.default_rng(0)
@@ -97,7 +97,7 @@ def test_bits_are_those_of_processors(key, scale_type):
 
 
 @pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.by_default(1)
 def test_ptx_is_ieee_arithmetic(key, scale_type):
     text = device.kernel(key, scale_type).ptx
@@ -109,7 +109,7 @@ def test_ptx_is_ieee_arithmetic(key, scale_type):
 
 
 @pytest.mark.parametrize(("key", "scale_type"), LINEAR_KEYS)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(key, scale_type, tmp_path):
     for architecture, _, stack, spills in ptx.assembled(device.kernel(key, scale_type).ptx, tmp_path):

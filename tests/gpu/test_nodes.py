@@ -66,7 +66,7 @@ def operator_of(operation, name, has_blocks):
 
 
 @pytest.mark.parametrize(("operation", "name", "scale", "granularity", "has_zero_point"), LINEAR)
-@pytest.mark.covering
+@pytest.mark.covering("exhaustive")
 @pytest.mark.by_default(1)
 def test_linear_nodes(operation, name, scale, granularity, has_zero_point):
     has_zero_point = has_zero_point or operation != "dequantize"
