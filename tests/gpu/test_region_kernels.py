@@ -32,9 +32,9 @@ MX9 = BFP16.replace("to_bfp", "to_bfp_prime")
 # The text of a program; and for each case the shapes of its inputs.
 PROGRAMS = {
     "a step and blocks": (
-        f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) y = {MX8} (v0) }}".replace("BLOCK", "8"),
-        {"AXIS": "-2"},
-        [(2, 20, 9), (20, 1)],
+        f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) y = {MX8} (v0) }}",
+        {"AXIS": "-2", "BLOCK": "4"},
+        [(2, 22, 9), (22, 1)],
         [(3, 24, 1), (3, 24, 1)],
     ),
     "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", {}, [(2, 3, 5, 7), (3, 1, 1)]),
