@@ -15,7 +15,7 @@ from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
-from .granularity import Blocks
+from .granularity import MOST_IN_REGISTERS, Blocks
 from .kernels import bounds_of
 from .key import Key
 
@@ -25,9 +25,6 @@ magnitude_of = scale_of = step_of = convert = _BOUND  # from ``arithmetic``
 scale_of = largest_of = convert_any = convert_whole = _BOUND  # `largest`, `any_block`, and from `_whole`
 clear = put = _BOUND  # from ``linear.device``
 HAS_SCALES = HAS_CODES = HAS_SUB_BLOCKS = ROWS = COUNT = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
-
-# The most rows of a block whose elements are held in registers.
-MOST_ROWS = 32
 
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
 # that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
@@ -164,8 +161,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
     ValueError
         If the blocks have too many elements for registers.
     """
-    if blocks_of.block > MOST_ROWS:
-        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_ROWS} on a GPU")
+    if blocks_of.block > MOST_IN_REGISTERS:
+        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_IN_REGISTERS} on a GPU")
     names = {"HAS_SCALES": False, "convert": arithmetic.converters(key)[blocks_of.rounding_mode]}
     convert = _in_registers(names | arithmetic.block_functions(key), blocks_of.block, blocks_of.sub_block)
     max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
@@ -196,7 +193,7 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     names |= {"HAS_SCALES": key.has_scales, "HAS_CODES": key.has_codes} | putters(8 // per_byte)
     names["largest_of"] = jit.expand(largest, magnitude_of=names["magnitude_of"])
     names["convert_any"] = jit.expand(any_block, **names)
-    names["ROWS"] = block if block <= MOST_ROWS and block % count == 0 else 0
+    names["ROWS"] = block if block <= MOST_IN_REGISTERS and block % count == 0 else 0
     names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
     suffix = f"{block}_{sub_block}_{mode}"
     return DeviceKernel(__name__, blocks, f"{key.name}_{suffix}", WORK, 1, names)

@@ -76,6 +76,9 @@ def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, in
 # columns up to which a row counts as short; and the largest number of rows. Longer blocks have no tiles.
 TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
 
+# The most rows of a block that a thread of a GPU holds in registers.
+MOST_IN_REGISTERS = 32
+
 
 def tile_width(block: int) -> int:
     """Return the number of blocks side by side in a tile."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..block.granularity import MOST_ROWS
+from ..block.granularity import MOST_IN_REGISTERS, MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..element_types import FLOAT32
 from ..region import key as programs
@@ -139,8 +139,9 @@ class _Steps:
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         if not -len(shape) <= axis < 0:
             raise Left("not valid: its axis is out of range")
-        if meaning.block_size > MOST_ROWS:
-            raise Left(f"its blocks have more than {MOST_ROWS} elements")
+        most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
+        if meaning.block_size > most:
+            raise Left(f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 

@@ -1,16 +1,22 @@
 """Kernels of regions for GPUs, emulated, against numpy and the kernels of each step: the same bits."""
 
 import math
+import re
 from unittest import mock
 
 import numpy as np
+import onnx
 import oracle
 import ptx
 import pytest
 import samples
+import textline
 from block_samples import values
 from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
+from onnx import helper
+from onnx_models import model, run, session
 
+import quark_numba
 from quark_numba.element_types import FLOAT32, packing
 from quark_numba.region import calls, device
 from quark_numba.region.key import parse
@@ -26,9 +32,9 @@ MX9 = BFP16.replace("to_bfp", "to_bfp_prime")
 # The text of a program; and for each case the shapes of its inputs.
 PROGRAMS = {
     "a step and blocks": (
-        f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) y = {MX8} (v0) }}".replace("BLOCK", "8"),
-        {"AXIS": "-2"},
-        [(2, 20, 9), (20, 1)],
+        f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) y = {MX8} (v0) }}",
+        {"AXIS": "-2", "BLOCK": "4"},
+        [(2, 22, 9), (22, 1)],
         [(3, 24, 1), (3, 24, 1)],
     ),
     "one step": ("region (float x0, float x1) => (float y) { y = Add (x0, x1) }", {}, [(2, 3, 5, 7), (3, 1, 1)]),
@@ -168,15 +174,20 @@ def fields_of(program, inputs, y, buffers):
     return fields | {f"length{d}": lengths[each] for d, each in enumerate(order)}
 
 
-@pytest.mark.parametrize("displaced", [0, 4])
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.by_default(1)
-def test_bits_are_those_of_numpy(name, displaced):
-    program, cases = parsed(name)
+def run_node(program, inputs):
+    """Return the result of the kernel for processors, in a session."""
+    names = [f"x{k}" for k in range(len(inputs))]
+    node = helper.make_node("Region", names, ["y"], domain="quark_numba", program=program.text)
+    types = [(name, x.element_type.name, None) for name, x in zip(names, program.inputs, strict=True)]
+    return run(session(model([node], types, ["y"])), **dict(zip(names, inputs, strict=True)))
+
+
+def check_bits(program, cases, displaced=0, run_program=run_steps):
+    """Compare the results of a kernel and of `run_program`, for each case's shapes of the inputs."""
     kernel = kernel_of(device, program)
     for shapes in cases:
         inputs = inputs_of(program, shapes, np.random.default_rng(0))
-        expected = run_steps(program, inputs)
+        expected = run_program(program, inputs)
         buffers = [
             Buffer(packing.pack(x) if row.element_type.is_packed else x) for x, row in zip(inputs, program.inputs, strict=True)
         ]
@@ -184,7 +195,19 @@ def test_bits_are_those_of_numpy(name, displaced):
         fields = fields_of(program, inputs, expected, buffers)
         units = math.prod(fields[f"length{d}"] for d in range(device.DIMENSIONS))
         launch(kernel, units=units, y=made, is_aligned=are_aligned(made), **fields)
-        assert_same_values(made, expected, FLOAT32, (name, shapes))
+        assert_same_values(made, expected, FLOAT32, (program.text, shapes))
+
+
+def check_assembled(program, folder):
+    for architecture, _, stack, spills in ptx.assembled(device.kernel(program).ptx, folder):
+        assert (stack, spills) == (0, 0), architecture
+
+
+@pytest.mark.parametrize("displaced", [0, 4])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.by_default(1)
+def test_bits_are_those_of_numpy(name, displaced):
+    check_bits(*parsed(name), displaced)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -193,13 +216,30 @@ def test_ptx_is_ieee_arithmetic(name):
     text = device.kernel(parsed(name)[0]).ptx
     ptx.check_text(text, divides=name != "one step")
     assert ".local" not in text
+    for instruction in ("ld", "st"):
+        has_vectors = re.search(rf"\b{instruction}\.(global\.)?v(2\.[bu]64|4\.[bfu]32)", text) is not None
+        assert has_vectors == (name != "blocks without vectors"), instruction
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.slow
 def test_ptx_is_assembled_without_local_memory(name, tmp_path):
-    for architecture, _, stack, spills in ptx.assembled(device.kernel(parsed(name)[0]).ptx, tmp_path):
-        assert (stack, spills) == (0, 0), architecture
+    check_assembled(parsed(name)[0], tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["bfp16", "mx9", "mxfp8"])
+@pytest.mark.full
+def test_programs_of_a_network(variant, tmp_path):
+    nodes = quark_numba.optimize(onnx.load(textline.path_of(variant))).graph.node
+    texts = {helper.get_node_attr_value(node, "program") for node in nodes if node.op_type == "Region"}
+    programs = [parse(text.decode()) for text in sorted(texts)]
+    assert sum(program.block_steps != [] for program in programs) >= 7
+    for program in programs:
+        y_shape = 2, 40, 3, 40
+        shapes = [() if axis == 0 else y_shape if axis is None else (y_shape[axis],) for axis in program.axes]
+        shapes = [() if x.is_scalar else shape for x, shape in zip(program.inputs, shapes, strict=True)]
+        check_bits(program, [shapes], run_program=run_node)
+        check_assembled(program, tmp_path)
 
 
 def test_large_blocks_are_refused():
