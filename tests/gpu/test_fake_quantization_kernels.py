@@ -45,8 +45,8 @@ def test_bits_are_those_of_processors(key):
         y = np.empty_like(x)
         TABLE[key].serial(x, numbers, y, inner, rows)
         given, made = (Buffer(each, displaced) for each in (x, y.nbytes))
-        aligned = are_aligned(given, made)
-        launch(kernel, units=size, x=given, y=made, scale=Buffer(numbers), is_aligned=aligned, **gpu_records.of_rows(rows, inner))
+        fields = gpu_records.of_rows(rows, inner) | {"scale": Buffer(numbers), "is_aligned": are_aligned(given, made)}
+        launch(kernel, units=size, x=given, y=made, **fields)
         assert_same_values(made, y, FLOAT32, (size, inner, rows))
 
 
