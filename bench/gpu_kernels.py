@@ -625,7 +625,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FAMILIES, default=[*FAMILIES], help="families")
     parser.add_argument("--bits", action="store_true", help="only this part, unless --bandwidth is given, too")
     parser.add_argument("--bandwidth", action="store_true", help="only this part, unless --bits is given, too")
-    parser.add_argument("--elements", type=int, default=1 << 26, help="random elements of a kernel, for each scale")
+    # Not a multiple of a vector's elements.
+    parser.add_argument("--elements", type=int, default=(1 << 26) - 3, help="random elements of a kernel, for each scale")
     parser.add_argument("--slice", type=int, default=1 << 26, help="how many of them are in memory at once")
     parser.add_argument("--most", type=int, default=1 << 28, help="elements of measurements")
     parser.add_argument("--seconds", type=float, default=240, help="the time of each part, after which it ends")
