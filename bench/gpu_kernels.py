@@ -1,6 +1,6 @@
 """Check and measure the kernels for GPUs on an NVIDIA card: their bits against the CPU's, their bandwidth against a copy.
 
-`PYTHONPATH=tests/support python bench/gpu_kernels.py` prints a row for each kernel, and with --write puts the tables into
+`python bench/gpu_kernels.py` prints a row for each kernel, and with --write puts the tables into
 RESULTS.md. It needs PyTorch with CUDA, for memory and time, and a driver of CUDA 12 or later. The exit status is 1 if a result
 differs or a kernel fails, and 2 without a card.
 
@@ -21,10 +21,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import gpu_records
 import numba
 import numpy as np
-from gpu_keys import FAKE_PARAMETERS
 from pages import table, write_part
 
 import quark_numba
@@ -34,10 +32,7 @@ from quark_numba.block.formats import HALF_TO_EVEN, MX_ELEMENT_TYPES, NVIDIA_FOR
 from quark_numba.block.granularity import block_shape
 from quark_numba.compiling.device import VECTOR, DeviceKernel
 from quark_numba.element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, packing
-from quark_numba.fake_quantization import device as fake_device
-from quark_numba.fake_quantization.dispatch import TABLE as FAKE_TABLE
-from quark_numba.fake_quantization.kernels import prepare_kernel
-from quark_numba.fake_quantization.key import FORMS, count_numbers, dtype_of
+from quark_numba.fake_quantization.key import FORMS, ROUNDING_MODES
 from quark_numba.linear import device as linear_device
 from quark_numba.linear.dispatch import TABLE as LINEAR_TABLE
 from quark_numba.linear.granularity import loop_shape
@@ -46,7 +41,6 @@ from quark_numba.region import device as region_device
 from quark_numba.region.calls import run_region
 from quark_numba.region.key import parse
 
-FAMILIES = ("linear", "block", "fake_quantization", "region")
 NO_GPU = 2  # the exit status
 
 # Launches of a kernel whose median counts, in turns with a copy.
@@ -74,10 +68,29 @@ ZERO_POINTS: dict[bool, tuple[float | None, ...]] = {True: (3, None, 100), False
 MAIN = ("int8", "uint8", "int4", "int16", "float8e4m3fn", "float16", "bfloat16")
 BY_AXES = ("int8", "bfloat16", "float8e4m3fn")
 
-_PAIR = "quark_numba.QuantizeDequantizeLinear <axis: int = {}, saturate: int = 1>"
+# The parameters of fake quantization, for each form.
+FAKE_PARAMETERS: dict[str, tuple[float, ...]] = {
+    "integer": (0.1, 3, 8, 1, 0),
+    "codes": (0.1, -128, 127),
+    "bipolar": (0.5,),
+    "truncation": (0.1, 2, 8, 0.4, 4, 1, 0),
+    "minifloat": (0.5, 4, 3, 7, 448, 0, 1, 1),
+    "threshold": (4.0, 8, 1),
+    "range": (-1.0, 3.0, 8),
+    "levels": (-1.0, 1.0, -2.0, 2.0, 255),
+    "offset range": (-1.0, 3.0, 8),
+    "float16": (),
+    "bfloat16": (),
+}
 
-# Programs, and the shapes of their inputs without the first dimension, which () lacks; None: one number.
-REGIONS: dict[str, tuple[str, list[tuple[int, ...] | None]]] = {
+_IMAGES, _PAIR = (64, 64, 64), "quark_numba.QuantizeDequantizeLinear <axis: int = {}, saturate: int = 1>"
+_BFP = (
+    'com.amd.quark.BFPQuantizeDequantize <axis: int = {}, bfp_method: string = "{}", bit_width: int = 16, block_size: int = {}>'
+)
+_MX = 'com.amd.quark.MXQuantizeDequantize <axis: int = {}, element_dtype: string = "{}", block_size: int = 32>'
+
+# Programs, and of each input the shape without its first dimension, or a number.
+REGIONS: dict[str, tuple[str, list[tuple[int, ...] | float]]] = {
     "Add, round trip to int8, Clip, HardSwish": (
         f"""region (float x0, float x1, float[1] x2, int8[1] x3, float[1] x4) => (float y) {{
         v0 = Add (x0, x1)
@@ -85,7 +98,7 @@ REGIONS: dict[str, tuple[str, list[tuple[int, ...] | None]]] = {
         v2 = Clip (v1, x4)
         y = HardSwish (v2)
         }}""",
-        [(64, 64, 64), (64, 64, 64), None, None, None],
+        [_IMAGES, _IMAGES, 0.1, 3, -5],
     ),
     "bias, round trip to bfloat16, Relu": (
         f"""region (float x0, float x1, float[1] x2, bfloat16[1] x3) => (float y) {{
@@ -93,14 +106,14 @@ REGIONS: dict[str, tuple[str, list[tuple[int, ...] | None]]] = {
         v1 = {_PAIR.format(0)} (v0, x2, x3)
         y = Relu (v1)
         }}""",
-        [(64, 64, 64), (64, 1, 1), None, None],
+        [_IMAGES, (64, 1, 1), 1, 0],
     ),
     "Relu, round trip to int8 along an axis": (
         f"""region (float x0, float x1, int8 x2) => (float y) {{
         v0 = Relu (x0)
         y = {_PAIR.format(-3)} (v0, x1, x2)
         }}""",
-        [(64, 64, 64), (64,), (64,)],
+        [_IMAGES, (64,), (64,)],
     ),
     "round trips in series": (
         f"""region (float x0, float[1] x1, uint8[1] x2) => (float y) {{
@@ -110,9 +123,32 @@ REGIONS: dict[str, tuple[str, list[tuple[int, ...] | None]]] = {
         v3 = Neg (v2)
         y = {_PAIR.format(0)} (v3, x1, x2)
         }}""",
-        [(1024,), None, None],
+        [(1024,), 0.1, 128],
     ),
+    **{
+        f"Add, {name}, Relu, {name}{' along axis 1' * (axis == -3)}": (
+            f"region (float x0, float x1) => (float y) {{ v0 = Add (x0, x1) v1 = {step} (v0) v2 = Relu (v1) y = {step} (v2) }}",
+            [_IMAGES, _IMAGES] if axis == -3 else [(1024,), (1024,)],
+        )
+        for axis in (-1, -3)
+        for name, step in (
+            ("BFP16", _BFP.format(axis, "to_bfp", 8)),
+            ("MX9", _BFP.format(axis, "to_bfp_prime", 16)),
+            ("MX fp8_e4m3", _MX.format(axis, "fp8_e4m3")),
+        )
+    },
 }
+
+
+def fake_quantizers() -> Iterator[tuple[str, str, list[tuple[int, ...] | float]]]:
+    """Yield rows like those of REGIONS: a step of fake quantization, in each form and rounding mode."""
+    for form, parameters in FAKE_PARAMETERS.items():
+        numbers = [f"x{k}" for k in range(1, len(parameters) + 1)]
+        for mode in ROUNDING_MODES if FORMS[form].has_modes else ROUNDING_MODES[:1]:
+            step = f'quark_numba.FakeQuantize <form: string = "{form}", rounding_mode: string = "{mode}">'
+            inputs = ", ".join(["float x0", *(f"float[1] {x}" for x in numbers)])
+            text = f"region ({inputs}) => (float y) {{ y = {step} ({', '.join(['x0', *numbers])}) }}"
+            yield f"fake quantization: {form}, {mode}", text, [(1024,), *parameters]
 
 
 class Launch(NamedTuple):
@@ -188,7 +224,9 @@ def linear_launch(key: Any, scale_type: ElementType, granularity: str, count: in
     if number is not None:
         zero_point = np.full(scale_shape, min(number, key.quantized.highest)).astype(key.quantized.dtype)
     _, loop = loop_shape(shape, scale_shape, scale_shape, axis, block_size)
-    fields = {"scale": scale, "zero_point": 0, **gpu_records.of_scales(loop, scale.size)}
+    # Of a loop that varies, `inner` is the number of scales: they are not repeated.
+    inner = min(loop.inner, scale.size) if loop.vary else loop.inner
+    fields = {"scale": scale, "zero_point": 0, "scales": scale.size, **loop._replace(inner=inner)._asdict()}
     if zero_point is not None:
         fields["zero_point"] = packing.pack(zero_point) if key.quantized.is_packed else zero_point
 
@@ -240,70 +278,69 @@ def block_launch(key: Any, form: Any, granularity: str, count: int, turn: int) -
         results = {"y": packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y.view(key.y.dtype)}
         return results | ({"scales": scales} if key.has_codes else {})
 
-    fields = gpu_records.of_blocks(blocks, size, per_byte) | {"tensor_scale": 0}
-    units = fields.pop("units")
+    fields = {"size": size, "tensor_scale": 0, **blocks._asdict()}
+    units = block_device.count_units(size, length, inner, form.block, per_byte)
     outputs = {"y": bytes_of(size, key.y)} | ({"scales": scales_size} if key.has_codes else {"scales": 0})
     return Launch(size, units, fields, outputs, expected)
 
 
-def fake_quantization_cases() -> Iterator[Case]:
-    for key in FAKE_TABLE:
-        kernel = fake_device.kernel(key)
-        is_measured = key.rounding_mode == next(each.rounding_mode for each in FAKE_TABLE if each.form == key.form)
-        for granularity in (PER_TENSOR, AXIS_1) if is_measured and FORMS[key.form].parameters else (PER_TENSOR,):
-            launch = functools.partial(fake_quantization_launch, key, granularity)
-            name = f"{key.form}, {key.rounding_mode}"
-            yield Case("fake_quantization", name, granularity, kernel, FLOAT32, FLOAT32, launch, is_measured=is_measured)
-
-
-def fake_quantization_launch(key: Any, granularity: str, count: int, turn: int) -> Launch:
-    rest, axis, _ = GRANULARITIES[granularity]
-    shape = shape_of(count, rest)
-    size, rows = int(np.prod(shape)), 1 if granularity == PER_TENSOR else shape[axis]
-    inner = size if rows == 1 else int(np.prod(shape[axis + 1 :]))
-    parameters = np.resize(np.array(FAKE_PARAMETERS[key.form], np.float64), (rows, len(FORMS[key.form].parameters)))
-    numbers = np.empty(rows * count_numbers(key), dtype_of(key))
-    prepare_kernel(key)(np.ascontiguousarray(parameters.T).reshape(-1), numbers, rows)
-
-    def expected(x: np.ndarray) -> dict[str, np.ndarray]:
-        y = np.empty(size, np.float32)
-        FAKE_TABLE[key].run(size, x, numbers, y, inner, rows)
-        return {"y": y}
-
-    return Launch(size, size, {"scale": numbers, **gpu_records.of_rows(rows, inner)}, {"y": 4 * size}, expected)
-
-
 def region_cases() -> Iterator[Case]:
-    for name, (text, shapes) in REGIONS.items():
+    named = [(name, *row) for name, row in REGIONS.items()]
+    for name, text, shapes in [*named, *fake_quantizers()]:
         program = parse(text)
-        kernel = region_device.kernel(program)
-        launch = functools.partial(region_launch, program, kernel.work, shapes)
-        yield Case("region", name, "", kernel, FLOAT32, FLOAT32, launch, input="x0")
+        kernel, launch = region_device.kernel(program), functools.partial(region_launch, program, shapes)
+        is_measured = not name.startswith("fake") or name.endswith(ROUNDING_MODES[0])
+        yield Case("region", name, "", kernel, FLOAT32, FLOAT32, launch, input="x0", is_measured=is_measured)
 
 
-def region_launch(program: Any, work: Any, shapes: list[Any], count: int, turn: int) -> Launch:
-    rng, x_shape, others = np.random.default_rng(0), shape_of(count, shapes[0]), []
-    for row, axis, rest in zip(program.inputs[1:], program.axes[1:], shapes[1:], strict=True):
-        if rest is None or axis is not None:  # scales and zero points, and numbers
-            values = np.abs(rng.standard_normal(rest or ())) + 0.01
+def region_launch(program: Any, shapes: list[Any], count: int, turn: int) -> Launch:
+    rng, x_shape = np.random.default_rng(0), shape_of(count, shapes[0])
+    others, units = [], int(np.prod(x_shape))
+    for row, axis, given in zip(program.inputs[1:], program.axes[1:], shapes[1:], strict=True):
+        if not isinstance(given, tuple):
+            values = np.asarray(given)
+        elif axis is not None:  # scales and zero points
+            values = np.abs(rng.standard_normal(given)) + 0.01
         else:
-            values = rng.standard_normal(x_shape if rest == shapes[0] else rest, np.float32) * np.float32(30)
-        others.append(np.asarray(values).astype(row.element_type.dtype))
-    size = int(np.prod(x_shape))
+            values = rng.standard_normal(x_shape if given == shapes[0] else given, np.float32) * np.float32(30)
+        others.append(values.astype(row.element_type.dtype))
 
     def expected(x: np.ndarray) -> dict[str, np.ndarray]:
-        return {"y": run_region(x.reshape(x_shape), *others, program=program.text).reshape(-1)}
+        y = run_region(x.reshape(x_shape), *others, program=program.text)
+        return {"y": np.ascontiguousarray(y).reshape(-1)}
 
-    fields = gpu_records.of_region(program, work, x_shape, [np.empty(x_shape, np.float32), *others])
+    size, fields = units, region_fields(program, [np.empty(x_shape, np.float32), *others])
     for k, (row, other) in enumerate(zip(program.inputs[1:], others, strict=True), 1):
         fields[f"x{k}"] = packing.pack(other) if row.element_type.is_packed else other
-    return Launch(size, size, fields, {"y": 4 * size}, expected)
+    units = int(np.prod([fields[f"length{d}"] for d in range(region_device.DIMENSIONS)]))
+    return Launch(size, units, fields, {"y": 4 * size}, expected)
+
+
+def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
+    """Return the fields of a record, from numpy's steps, for a y of the shape of the first input."""
+    y, dimensions = inputs[0], region_device.DIMENSIONS
+    shape = (1,) * (dimensions - y.ndim) + y.shape
+    order, lengths, strided = [*range(dimensions)], [*shape], {}
+    fields: dict[str, Any] = {"full": 0}
+    if program.block_steps:
+        axis = dimensions + program.block_steps[0].axis
+        order.remove(axis)
+        order.insert(region_device.AXIS, axis)
+        fields["rows"], strided["_y"] = lengths[axis], y
+        lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
+    for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
+        if not program.inputs[k].is_scalar:
+            strided[str(k)] = x if axis is None else x.reshape(-1, *[1] * (-1 - axis))
+            fields["full"] |= (x.size == y.size) << k
+    for name, x in strided.items():
+        steps = [step // x.itemsize for step in np.broadcast_to(x, shape).strides]
+        fields |= {f"step{name}_{d}": steps[each] for d, each in enumerate(order)}
+    return fields | {f"length{d}": lengths[each] for d, each in enumerate(order)}
 
 
 CASES = {
     "linear": linear_cases,
     "block": block_cases,
-    "fake_quantization": fake_quantization_cases,
     "region": region_cases,
 }
 
@@ -622,7 +659,7 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=[*FAMILIES], help="families")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=[*CASES], help="families")
     parser.add_argument("--bits", action="store_true", help="only this part, unless --bandwidth is given, too")
     parser.add_argument("--bandwidth", action="store_true", help="only this part, unless --bits is given, too")
     # Not a multiple of a vector's elements.

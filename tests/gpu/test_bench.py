@@ -94,7 +94,7 @@ def options(*families, **others):
     return argparse.Namespace(**{"only": families, "processes": 1, **parts, **others})
 
 
-@pytest.mark.parametrize("family", gpu_kernels.FAMILIES)
+@pytest.mark.parametrize("family", gpu_kernels.CASES)
 @pytest.mark.slow
 def test_bits_and_bandwidth_of_a_family(few, family, capsys):
     report = gpu_kernels.Report()

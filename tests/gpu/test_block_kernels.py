@@ -1,6 +1,5 @@
 """Kernels of block formats for GPUs, emulated, against those for processors: the same bits for every key and rounding mode."""
 
-import gpu_records
 import numpy as np
 import ptx
 import pytest
@@ -60,17 +59,20 @@ def test_bits_are_those_of_processors(key, mode, block):
         tensor_scale = 0.37 if key.rule == "nvfp4" else 1
         y, scales = expected_of(key, x, blocks, tensor_scale)
         y = packing.pack(y.view(key.y.dtype)) if per_byte > 1 else y
+        units = device.count_units(x.size, length, inner, block, per_byte)
         count = x.size // max(1, length * inner) * -(-length // block) * inner
         given, made = (Buffer(each, 4 * is_displaced) for each in (x, y.nbytes))
         made_scales = Buffer(count)
         launch(
             kernel,
+            units=units,
             x=given,
             y=made,
             scales=made_scales,
             tensor_scale=Buffer(np.float32([tensor_scale])) if tensor_scale != 1 else 0,
+            size=x.size,
             is_aligned=are_aligned(given, made),
-            **gpu_records.of_blocks(blocks, x.size, per_byte),
+            **blocks._asdict(),
         )
         assert_same_values(made, y, key.y, (shape, axis))
         if key.has_codes:

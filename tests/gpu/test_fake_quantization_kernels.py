@@ -1,12 +1,10 @@
 """Kernels of fake quantization for GPUs, emulated, against those for processors: the same bits for every form and mode."""
 
-import gpu_records
 import numpy as np
 import ptx
 import pytest
 import samples
 from emulated_gpu import Buffer, are_aligned, assert_same_values, kernel_of, launch
-from gpu_keys import FAKE_PARAMETERS
 
 from quark_numba.element_types import FLOAT32
 from quark_numba.fake_quantization import device, kernels
@@ -14,6 +12,21 @@ from quark_numba.fake_quantization.dispatch import TABLE
 from quark_numba.fake_quantization.key import FORMS, count_numbers, dtype_of
 
 pytestmark = pytest.mark.compiled
+
+# Parameters of two rows, for each form.
+PARAMETERS = {
+    "integer": [(0.1, 3, 8, 1, 0), (0.3, 0, 1, 1, 0)],
+    "codes": [(0.1, -128, 127), (3.0, 0, 255)],
+    "bipolar": [(0.5,), (2.0,)],
+    "truncation": [(0.1, 2, 8, 0.4, 4, 1, 0), (0.5, 0, 8, np.nan, 5, 0, 0)],
+    "minifloat": [(0.5, 4, 3, 7, 448, 0, 1, 1), (1.0, 5, 2, 15, 57344, 1, 1, 0)],
+    "threshold": [(4.0, 8, 1), (1.0, 4, 0)],
+    "range": [(-1.0, 3.0, 8), (0.0, 2.0, 4)],
+    "levels": [(-1.0, 1.0, -2.0, 2.0, 255), (0.0, 4.0, 0.0, 4.0, 16)],
+    "offset range": [(-1.0, 3.0, 8), (0.5, 2.0, 4)],
+    "float16": [()],
+    "bfloat16": [()],
+}
 
 # The elements of x, those of a row that lie side by side, the rows, and by how many bytes x and y are displaced.
 CASES = [
@@ -36,7 +49,7 @@ KEYS = [pytest.param(key, id=key.name) for key in TABLE]
 def test_bits_are_those_of_processors(key):
     kernel, rng = kernel_of(device, key), np.random.default_rng(0)
     for size, inner, rows, displaced in CASES:
-        parameters = np.resize(np.array(FAKE_PARAMETERS[key.form], np.float64), (rows, len(FORMS[key.form].parameters)))
+        parameters = np.resize(np.array(PARAMETERS[key.form], np.float64), (rows, len(FORMS[key.form].parameters)))
         numbers = np.empty(rows * count_numbers(key), dtype_of(key))
         assert kernels.prepare_kernel(key)(np.ascontiguousarray(parameters.T).reshape(-1), numbers, rows)
         x = rng.standard_normal(size) * 10.0 ** rng.integers(-3, 3, size)
@@ -45,8 +58,9 @@ def test_bits_are_those_of_processors(key):
         y = np.empty_like(x)
         TABLE[key].serial(x, numbers, y, inner, rows)
         given, made = (Buffer(each, displaced) for each in (x, y.nbytes))
-        fields = gpu_records.of_rows(rows, inner) | {"scale": Buffer(numbers), "is_aligned": are_aligned(given, made)}
-        launch(kernel, units=size, x=given, y=made, **fields)
+        loop = {"length": rows, "block": 1, "inner": inner, "rows": rows, "vary": False}
+        aligned = are_aligned(given, made)
+        launch(kernel, units=size, x=given, y=made, scale=Buffer(numbers), scales=rows, is_aligned=aligned, **loop)
         assert_same_values(made, y, FLOAT32, (size, inner, rows))
 
 

@@ -1,6 +1,5 @@
 """Parameters of tests of kernels for GPUs, from the package's tables."""
 
-import numpy as np
 import pytest
 from granularities import key_id
 
@@ -60,18 +59,3 @@ BLOCK_KEYS = [
     for mode in modes(key)
     for block in blocks_of(key)
 ]
-
-# Parameters of two rows, for each form of fake quantization.
-FAKE_PARAMETERS = {
-    "integer": [(0.1, 3, 8, 1, 0), (0.3, 0, 1, 1, 0)],
-    "codes": [(0.1, -128, 127), (3.0, 0, 255)],
-    "bipolar": [(0.5,), (2.0,)],
-    "truncation": [(0.1, 2, 8, 0.4, 4, 1, 0), (0.5, 0, 8, np.nan, 5, 0, 0)],
-    "minifloat": [(0.5, 4, 3, 7, 448, 0, 1, 1), (1.0, 5, 2, 15, 57344, 1, 1, 0)],
-    "threshold": [(4.0, 8, 1), (1.0, 4, 0)],
-    "range": [(-1.0, 3.0, 8), (0.0, 2.0, 4)],
-    "levels": [(-1.0, 1.0, -2.0, 2.0, 255), (0.0, 4.0, 0.0, 4.0, 16)],
-    "offset range": [(-1.0, 3.0, 8), (0.5, 2.0, 4)],
-    "float16": [()],
-    "bfloat16": [()],
-}
