@@ -511,6 +511,12 @@ class Gpu:
         source, target = self.empty(count).zero_(), self.empty(count)
         return lambda: target.copy_(source)
 
+    def peers(self, count: int) -> Iterator[tuple[str, Callable[[], object], int]]:
+        """Yield what PyTorch has for round trips: the name, a run on `count` elements, and the bytes read and written."""
+        torch, x = self._torch, self._torch.randn(count, device="cuda")
+        yield "fake_quantize_per_tensor_affine", lambda: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127), 8 * count
+        yield "to(bfloat16).to(float32)", lambda: x.to(torch.bfloat16).to(torch.float32), 8 * count
+
     def _check(self, code: int) -> None:
         if code:
             name = ctypes.c_char_p()
@@ -668,6 +674,11 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
             rows.append([case.name, case.granularity, f"{own / 1e12:.2f} TB/s", f"{own / of_copy:.2f}"])
             rows[-1].append(f"{of_driver[case.kernel.entry]:.0f} ms")
             report.row("bandwidth", *rows[-1][2:4], case.label)
+        for name, peer, moved in gpu.peers(given.most):
+            times = gpu.milliseconds(peer, copy)
+            own, of_copy = 1000 * moved / times[0], 1000 * 2 * copied / times[1]
+            rows.append([f"PyTorch's {name}", PER_TENSOR, f"{own / 1e12:.2f} TB/s", f"{own / of_copy:.2f}", ""])
+            report.row("bandwidth", *rows[-1][2:4], rows[-1][0])
         lines += [
             f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:",
             "",

@@ -72,6 +72,9 @@ class FalseGpu:
     def copy(self, count):
         return lambda: None
 
+    def peers(self, count):
+        return [("round trip", lambda: None, 8 * count)]
+
 
 @pytest.fixture
 def few(monkeypatch):

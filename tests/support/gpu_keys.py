@@ -48,7 +48,7 @@ def modes(key):
 
 def blocks_of(key):
     """Return block sizes: one that is held in registers, with vectors, and one that is not."""
-    return (16, 40) if key.codes.is_packed and key.has_codes else (16, 7, 40)
+    return (16, 32, 40) if key.codes.is_packed and key.has_codes else (16, 7, 32, 40)
 
 
 BLOCK_KEYS = [
