@@ -66,7 +66,7 @@ def converted(kernel, key, x, axis, blocks, is_displaced, y_bytes, tensor_scale=
 
 
 def test_bits_are_those_of_numpy():
-    attributes = {"element_dtype": "fp8_e4m3", "block_size": 8, "rounding_mode": 0}
+    attributes = {"element_dtype": "fp8_e4m3", "block_size": 4, "rounding_mode": 0}
     key, blocks = mx_format(FLOAT32, **attributes)
     kernel = kernel_of(device, key, blocks)
     for shape, axis, is_displaced in CASES:
