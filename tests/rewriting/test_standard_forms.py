@@ -313,6 +313,6 @@ def test_what_has_no_form_is_named(tmp_path):
 
 @pytest.mark.parametrize("operators", ["Standard", None, 1, ["standard"]])
 def test_wrong_argument(operators):
-    expected = re.escape(f"operators is {operators!r}; expected one of 'custom', 'standard'")
+    expected = re.escape(f"operators is {operators!r}; expected one of 'custom', 'cuda', 'standard'")
     with pytest.raises(ValueError, match=expected):
         quark_numba.optimize(one_pair(), operators=operators)
