@@ -60,7 +60,7 @@ def test_models_of_block_formats(terminal):
     ("name", "row"),
     [("tagger_u16", r"ExtendedLSTM +│ uint16 +│ +2"), ("style_bf16", r"ExtendedInstanceNormalization +│ bfloat16 +│ +11")],
 )
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_models_of_other_operators(name, row, terminal):
     assert re.search(rf"{row} │ quark_numba", terminal.text("run", str(MODELS / f"{name}.onnx"), "--runs", "2"))
 

@@ -67,7 +67,7 @@ def operator_of(operation, name, has_blocks):
 
 @pytest.mark.parametrize(("operation", "name", "scale", "granularity", "has_zero_point"), LINEAR)
 @pytest.mark.covering("exhaustive")
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_linear_nodes(operation, name, scale, granularity, has_zero_point):
     has_zero_point = has_zero_point or operation != "dequantize"
     shape, (scales, zero_points), _, attributes = cell(granularity, scale, name, has_zero_point)
@@ -188,11 +188,13 @@ def test_models(name):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
-def test_an_error_of_the_driver_names_the_node():
+def test_a_launch_and_an_error_of_the_driver_that_names_the_node():
     model = one_node("quantize", "int8")
     model.graph.node[0].name = "first"
     with emulated_driver() as driver:
         made = session(model)
+        assert run(made, x=np.float32([1, 260]), scale=np.float32(2), zero_point=np.int8(3)).tolist() == [3, 127]
+        assert len(driver.launches) == 1
         driver.code = 719
         with pytest.raises(
             Exception, match=r"(?s)Name:'first'.*ExtendedQuantizeLinear: CUDA's driver does not start the kernel: error 719"

@@ -72,7 +72,7 @@ def test_special_values():
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_any_axis(axis):
     other = axis - 2 if axis >= 0 else axis + 2
     block_size = 3 if axis in (0, -2) else 16
