@@ -118,8 +118,8 @@ def object_file(address: int) -> bytes:
     return bytes(library.codegen._tm.emit_object(module))
 
 
-# The oldest of NVIDIA's cards that their drivers still support; drivers compile PTX for the card at hand, which may be newer.
-CUDA = Machine("nvptx64-nvidia-cuda", "sm_75", "")
+# Cards from Pascal (2016) on, which drivers of CUDA 12 support; drivers compile PTX for the card at hand, which may be newer.
+CUDA = Machine("nvptx64-nvidia-cuda", "sm_60", "")
 
 # The function of a thread, and the function that the driver starts: its one parameter is a record, which is passed by value.
 _THREAD = "thread"
@@ -141,7 +141,7 @@ define ptx_kernel void @{entry}({pointer} byval([{words} x i64]) align 8 %record
 
 
 def ptx(compiled: Any, entry: str, words: int) -> str:
-    """Return the PTX text of a kernel for NVIDIA's GPUs, of PTX's version that CUDA 10 reads.
+    """Return the PTX text of a kernel for NVIDIA's GPUs, of PTX's version that CUDA 8 reads.
 
     Parameters
     ----------

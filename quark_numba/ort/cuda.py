@@ -7,6 +7,9 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+from ..errors import NotAvailableError
+from .library.load import check_platform
+
 if TYPE_CHECKING:
     from ..compiling.device import DeviceKernel
 
@@ -18,10 +21,14 @@ _FUNCTIONS = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernel", "cuIn
 
 @functools.cache
 def driver() -> ctypes.CDLL | None:
-    """Return the driver's library; None if this machine has none, or one from before CUDA 12."""
+    """Return the driver's library; None if this machine has none, or one from before CUDA 12, or if sessions have no compiled
+    nodes."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return None
     try:
+        check_platform()
         library = ctypes.CDLL(_NAME)
-    except OSError:
+    except (NotAvailableError, OSError):
         return None
     return library if all(hasattr(library, name) for name in _FUNCTIONS) else None
 

@@ -107,14 +107,20 @@ def _elements(program: Program, count: int) -> list[str]:
     """Return the lines that compute which elements a thread has: `rows`, how many; `start`, the index in y of the first one;
     `along`, how far they are apart; whether those that lie as y's do may be read and written in vectors; and the places of
     elements in the loop. If there are fewer, the last one is repeated."""
-    lines = [
+    places = ["place0 = place_of(work, first)"]
+    for j in range(1, count):
+        places.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
+    streams = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
+    if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in streams):
+        # Divisions take longer than all that a thread does with four elements that are read as a vector.
+        every = sum(1 << k for k in _streams(program))
+        none = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * DIMENSIONS)}"
+        places = [none, f"if not is_vector or work.full != unsigned({every}):", *indented(places)]
+    return [
         f"start, rows, along = first, min(unsigned({count}), work.units - first), unsigned(1)",
         f"is_vector = work.is_aligned and rows == unsigned({count})",
-        "place0 = place_of(work, first)",
+        *places,
     ]
-    for j in range(1, count):
-        lines.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
-    return lines
 
 
 def _elements_of(program: Program, block: int) -> list[str]:

@@ -351,7 +351,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         named_in_utf8(source)
     if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
-    written_in = operators_of(how["operators"], options, providers)
+    written_in = operators_of(how["operators"], options, providers, is_native=how["is_native"])
     if written_in != "custom" and (nodes := optimize.not_standard_as_text(made.left, written_in)):
         _log.warning(_ON_THE_CPU, nodes)
     left = {name for name, _ in made.left}

@@ -83,10 +83,11 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
 
 
 def operators_of(
-    operators: Operators, options: onnxruntime.SessionOptions, providers: Any
+    operators: Operators, options: onnxruntime.SessionOptions, providers: Any, *, is_native: bool = True
 ) -> Literal["custom", "cuda", "standard"]:
-    """Return what `operators` means in a session with these arguments."""
-    return operators_for(other_providers(options, providers)) if operators == "auto" else operators
+    """Return what `operators` means in a session with these arguments. Only the native backend has operators on GPUs."""
+    chosen = operators_for(other_providers(options, providers)) if operators == "auto" else operators
+    return "standard" if chosen == "cuda" and not is_native else chosen
 
 
 def _name_providers(options: onnxruntime.SessionOptions) -> bool:

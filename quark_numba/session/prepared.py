@@ -112,9 +112,7 @@ def _made(
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepared` and of ``InferenceSession``."""
     has_others = not runs_on_cpu_alone(options, providers)
-    written_in = operators_of(operators, options, providers)
-    if written_in == "cuda" and not is_native:
-        written_in = "standard"
+    written_in = operators_of(operators, options, providers, is_native=is_native)
     is_custom = written_in == "custom"
     if qdq == "auto" and entry(options, STANDARD_OPS):
         qdq = "float"

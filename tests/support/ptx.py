@@ -25,7 +25,7 @@ def check_text(text, *, divides):
     for operation in ("add", "sub", "mul"):
         # Without .rn, ptxas may join a product and a sum.
         assert not re.search(rf"\b{operation}\.f(32|64)", text), operation
-    assert ".target sm_75" in text
+    assert ".target sm_60" in text
 
 
 def assembled(text, folder):

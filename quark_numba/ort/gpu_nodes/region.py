@@ -92,7 +92,8 @@ def compute(state_address: int, context_address: int) -> int:
     slots = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     dimensions: Any = np.int64(0)
     rows: Any = np.int64(1)
-    if fault == NO_FAULT and state.block and -state.axis > rank:
+    axis: Any = state.axis if rank > 1 else np.int64(-1)  # as in `block_shape`
+    if fault == NO_FAULT and state.block and rank > 1 and -axis > rank:
         fault, wrong_shape[0], wrong_shape[1] = AXIS, y_shape, rank
     if fault == NO_FAULT:
         # One more input has the axis of blocks alone, so that it is not joined with its neighbours.
@@ -100,7 +101,7 @@ def compute(state_address: int, context_address: int) -> int:
         all_ranks = array_at(stack(MOST_INPUTS + 1), count + 1, np.int64)
         for k in range(count):
             all_axes[k], all_ranks[k] = axes[k], ranks[k]
-        all_axes[count], all_ranks[count] = state.axis if state.block else OPERAND, 0
+        all_axes[count], all_ranks[count] = axis if state.block else OPERAND, 0
         dimensions = _loop_shape(shapes, all_ranks, all_axes, shape, rank, lengths, masks)
         blocks_at: Any = np.int64(_ONE_ROW if state.block else _NO_BLOCKS)
         for d in range(dimensions):
