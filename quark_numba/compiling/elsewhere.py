@@ -141,7 +141,7 @@ define ptx_kernel void @{entry}({pointer} byval([{words} x i64]) align 8 %record
 
 
 def ptx(compiled: Any, entry: str, words: int) -> str:
-    """Return the PTX text of a kernel for NVIDIA's GPUs, of PTX's version that CUDA 8 reads.
+    """Return the PTX text of a kernel for NVIDIA's GPUs.
 
     Parameters
     ----------

@@ -230,8 +230,11 @@ def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) 
     """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
     overloads' types to check types, and to infer the types of outputs that the model does not declare."""
     result: int = c_api.ask(api, OrtApi.CreateCustomOpDomain, c_void_p, domain.encode())
+    all_providers = _providers()
     for description in _descriptions(release):
-        for provider in _providers_of(description) if description.domain == domain else []:
+        if description.domain != domain:
+            continue
+        for provider in all_providers if description.runs_on_gpus else [None]:
             structure = _structure(description, provider)
             custom_op = _CustomOp(api, release, description, structure, lists_needs, is_on_gpu=provider is not None)
             _custom_ops[ctypes.addressof(structure)] = custom_op
@@ -239,10 +242,10 @@ def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) 
     return result
 
 
-def _providers_of(description: Description) -> list[str | None]:
-    """The execution providers that get the operator: None for the CPU's, and CUDA's if this machine may have a GPU."""
-    has_gpus = description.runs_on_gpus and CUDA in available() and cuda.driver() is not None
-    return [None, CUDA] if has_gpus else [None]
+def _providers() -> list[str | None]:
+    """The execution providers that get operators with kernels for GPUs: None for the CPU's, and CUDA's if this machine may have
+    a GPU."""
+    return [None, CUDA] if CUDA in available() and cuda.driver() is not None else [None]
 
 
 def _structure(description: Description, provider: str | None) -> OrtCustomOp:

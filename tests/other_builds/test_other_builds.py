@@ -93,7 +93,7 @@ def test_sessions_without_a_driver(caplog):
     if cuda.driver():
         pytest.skip("this machine has a driver")
     assert operators_for([CUDA]) == "standard"
-    assert native._providers_of(SimpleNamespace(runs_on_gpus=True)) == [None]
+    assert native._providers() == [None]
     session = quark_numba.InferenceSession(MODEL, session_options(), CPU)
     assert_near(session, "bf16")
     assert not caplog.records

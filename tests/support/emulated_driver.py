@@ -50,13 +50,9 @@ class Driver:
 def emulated_driver():
     """Yield a Driver. Sessions that are created in the context have the nodes of GPUs."""
     driver = Driver()
-
-    def providers_of(description):
-        return ["CPUExecutionProvider"] if description.runs_on_gpus else [None]
-
     patches = [
         mock.patch.multiple(cuda, driver=lambda: driver.library, loaded=driver.loaded),
-        mock.patch.object(native, "_providers_of", providers_of),
+        mock.patch.object(native, "_providers", return_value=["CPUExecutionProvider"]),
     ]
     native._domain.cache_clear()
     native._kernel.cache_clear()
