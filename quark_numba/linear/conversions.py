@@ -15,7 +15,7 @@ from ..arrays.arguments import check_no_output, contiguous, convert_in_order
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import INT32
-from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
+from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape, per_tensor
 from .key import Key
 from .plans import FLAT, Plan, keep, plans
 from .versions import Operation, Version
@@ -166,7 +166,7 @@ def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):
-        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: a short cut to the result of the code below
+        return per_tensor(math.prod(x_shape))  # a short cut to the result of the code below
     zero_point_shape = scale.shape if zero_point is None else zero_point.shape
     unclear, inferred = NO_FAULT, block_size
     if version is None and block_size == 0:

@@ -1,7 +1,7 @@
 """Which elements share a scale, from the shapes of x, scale and zero point.
 
-``loop_shape`` is also compiled into native nodes, which pass arrays instead of tuples. So it uses only ``len``, indexing and
-integers, and reports a fault by its number. ``FAULTS`` has the message of each number.
+``loop_shape``, and what it calls, is also compiled into native nodes, which pass arrays instead of tuples. So it uses only
+``len``, indexing and integers, and reports a fault by its number. ``FAULTS`` has the message of each number.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class Loop(NamedTuple):
     vary: bool
 
 
+NO_LOOP = Loop(0, 0, 0, 0, False)
+
+
 def size_of(shape: Any) -> int:
     """Return the number of elements of a shape."""
     size = 1
@@ -63,52 +66,65 @@ def size_of(shape: Any) -> int:
     return size
 
 
+def size_behind(shape: Any, axis: int) -> int:
+    """Return the product of the lengths of the axes behind one."""
+    size = 1
+    for i in range(axis + 1, len(shape)):
+        size *= shape[i]
+    return size
+
+
+def per_tensor(size: int) -> Loop:
+    """Return the loop over x of this size with one scale."""
+    return Loop(1, 1, size, 1, False)
+
+
+def per_axis(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, Loop]:
+    """Return (fault, loop) for a scale of one dimension: one for each index along the axis."""
+    length, inner = x_shape[axis], size_behind(x_shape, axis)
+    if scale_shape[0] != length:
+        return SCALE_LENGTH, NO_LOOP
+    if inner != 1:
+        return NO_FAULT, Loop(length, 1, inner, length, False)
+    # A short row is repeated, so that inner loops are longer.
+    row = max(length, 1)
+    return NO_FAULT, Loop(1, 1, length * max(1, min(size_of(x_shape) // (2 * row), ROW // row)), 1, True)
+
+
+def blocked(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
+    """Return (fault, loop) for a scale with as many dimensions as x: one for each block along the axis."""
+    for i in range(len(x_shape)):
+        if scale_shape[i] != zero_point_shape[i]:
+            return ZERO_POINT_SHAPE, NO_LOOP
+        if i != axis and scale_shape[i] != x_shape[i]:
+            return BLOCKED_SHAPE, NO_LOOP
+    length, inner = x_shape[axis], size_behind(x_shape, axis)
+    # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
+    block_size = min(block_size, max(length, 1))
+    if (length + block_size - 1) // block_size != scale_shape[axis]:
+        return BLOCK_SIZE, NO_LOOP
+    return NO_FAULT, Loop(length, block_size, inner, size_of(scale_shape) // max(inner, 1), inner > 1)
+
+
 def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
     """Return (fault, loop) for shapes as sequences of integers (QuantizeLinear-28, "granularities")."""
-    nothing = Loop(0, 0, 0, 0, False)
     rank, scale_rank = len(x_shape), len(scale_shape)
-    size, scales, zero_points = size_of(x_shape), size_of(scale_shape), size_of(zero_point_shape)
-
-    blocked = scale_rank == rank and block_size > 0
-    if scales == 1 and zero_points == 1 and not blocked:
-        return NO_FAULT, Loop(1, 1, size, 1, False)
-    if block_size > 0 and not blocked:
-        return BLOCKED_RANK, nothing
-    if scales != 1 and scale_rank != 1 and not blocked:
-        return SCALE_RANK, nothing
+    scales, zero_points = size_of(scale_shape), size_of(zero_point_shape)
+    is_blocked = scale_rank == rank and block_size > 0
+    if scales == 1 and zero_points == 1 and not is_blocked:
+        return NO_FAULT, per_tensor(size_of(x_shape))
+    if block_size > 0 and not is_blocked:
+        return BLOCKED_RANK, NO_LOOP
+    if scales != 1 and scale_rank != 1 and not is_blocked:
+        return SCALE_RANK, NO_LOOP
     if zero_points != scales or len(zero_point_shape) != scale_rank:
-        return ZERO_POINT_SHAPE, nothing
+        return ZERO_POINT_SHAPE, NO_LOOP
     if axis < -rank or axis >= rank:
-        return AXIS, nothing
-    if axis < 0:
-        axis += rank
-    length, inner, fault = x_shape[axis], 1, NO_FAULT
-    for i in range(rank):
-        if i > axis:
-            inner *= x_shape[i]
-        if blocked and fault == NO_FAULT:
-            if scale_shape[i] != zero_point_shape[i]:
-                fault = ZERO_POINT_SHAPE
-            elif i != axis and scale_shape[i] != x_shape[i]:
-                fault = BLOCKED_SHAPE
-    if fault != NO_FAULT:
-        return fault, nothing
-
-    if not blocked:
-        if scale_shape[0] != length:
-            return SCALE_LENGTH, nothing
-        if inner == 1:
-            # A short row is repeated, so that inner loops are longer.
-            row = length if length else 1
-            repeated = size // (2 * row) if size // (2 * row) < ROW // row else ROW // row
-            return NO_FAULT, Loop(1, 1, length * (repeated if repeated else 1), 1, True)
-        return NO_FAULT, Loop(length, 1, inner, length, False)
-
-    # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
-    block_size = block_size if block_size < length else length if length else 1
-    if (length + block_size - 1) // block_size != scale_shape[axis]:
-        return BLOCK_SIZE, nothing
-    return NO_FAULT, Loop(length, block_size, inner, scales // (inner if inner else 1), inner > 1)
+        return AXIS, NO_LOOP
+    axis = axis if axis >= 0 else axis + rank
+    if is_blocked:
+        return blocked(x_shape, scale_shape, zero_point_shape, axis, block_size)
+    return per_axis(x_shape, scale_shape, axis)
 
 
 def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:

@@ -31,7 +31,14 @@ STATE = context.state_dtype(
 NUMBERS = FREE = ("axis", "block_size")
 WORK_WORDS = WORK.itemsize // 8
 
-_loop_shape = jit.function(granularity.loop_shape, size_of=context.size_of)
+_size_behind = jit.inline(granularity.size_behind)
+_loop_shape = jit.function(
+    granularity.loop_shape,
+    size_of=context.size_of,
+    per_tensor=jit.inline(granularity.per_tensor),
+    per_axis=jit.inline(granularity.per_axis, size_of=context.size_of, size_behind=_size_behind),
+    blocked=jit.inline(granularity.blocked, size_of=context.size_of, size_behind=_size_behind),
+)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
