@@ -29,6 +29,20 @@ FAULTS = {
 }
 
 
+class Names(NamedTuple):
+    """What messages call the arguments of a call on arrays, or the inputs and attributes of an operator."""
+
+    x: str = "x"
+    scale: str = "scale"
+    zero_point: str = "zero_point"
+    dtype: str = "dtype"
+
+    def message(self, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: Any, block_size: Any) -> str:
+        """Return the message of a fault for these shapes and attributes, or for their texts."""
+        shapes = {"x_shape": x_shape, "scale_shape": scale_shape, "zero_point_shape": zero_point_shape}
+        return FAULTS[fault].format(**self._asdict(), **shapes, axis=axis, block_size=block_size)
+
+
 class Loop(NamedTuple):
     """How a kernel goes through x and the scales. Both are in C order.
 
@@ -55,9 +69,6 @@ class Loop(NamedTuple):
     vary: bool
 
 
-NO_LOOP = Loop(0, 0, 0, 0, False)
-
-
 def size_of(shape: Any) -> int:
     """Return the number of elements of a shape."""
     size = 1
@@ -66,65 +77,59 @@ def size_of(shape: Any) -> int:
     return size
 
 
-def size_behind(shape: Any, axis: int) -> int:
-    """Return the product of the lengths of the axes behind one."""
-    size = 1
-    for i in range(axis + 1, len(shape)):
-        size *= shape[i]
-    return size
-
-
 def per_tensor(size: int) -> Loop:
-    """Return the loop over x of this size with one scale."""
+    """Return the loop over x of this size for one scale."""
     return Loop(1, 1, size, 1, False)
 
 
-def per_axis(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, Loop]:
-    """Return (fault, loop) for a scale of one dimension: one for each index along the axis."""
-    length, inner = x_shape[axis], size_behind(x_shape, axis)
-    if scale_shape[0] != length:
-        return SCALE_LENGTH, NO_LOOP
+def per_axis(size: int, length: int, inner: int) -> Loop:
+    """Return the loop for a scale for each index of an axis."""
     if inner != 1:
-        return NO_FAULT, Loop(length, 1, inner, length, False)
+        return Loop(length, 1, inner, length, False)
     # A short row is repeated, so that inner loops are longer.
     row = max(length, 1)
-    return NO_FAULT, Loop(1, 1, length * max(1, min(size_of(x_shape) // (2 * row), ROW // row)), 1, True)
+    return Loop(1, 1, length * max(1, min(size // (2 * row), ROW // row)), 1, True)
 
 
-def blocked(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
-    """Return (fault, loop) for a scale with as many dimensions as x: one for each block along the axis."""
+def blocked(length: int, inner: int, block_size: int, scales: int) -> Loop:
+    """Return the loop for a scale for each block along an axis."""
+    return Loop(length, block_size, inner, scales // max(inner, 1), inner > 1)
+
+
+def blocked_fault(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> int:
+    """Return the fault of a scale with as many dimensions as x."""
     for i in range(len(x_shape)):
         if scale_shape[i] != zero_point_shape[i]:
-            return ZERO_POINT_SHAPE, NO_LOOP
+            return ZERO_POINT_SHAPE
         if i != axis and scale_shape[i] != x_shape[i]:
-            return BLOCKED_SHAPE, NO_LOOP
-    length, inner = x_shape[axis], size_behind(x_shape, axis)
-    # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
-    block_size = min(block_size, max(length, 1))
-    if (length + block_size - 1) // block_size != scale_shape[axis]:
-        return BLOCK_SIZE, NO_LOOP
-    return NO_FAULT, Loop(length, block_size, inner, size_of(scale_shape) // max(inner, 1), inner > 1)
+            return BLOCKED_SHAPE
+    return NO_FAULT if (x_shape[axis] + block_size - 1) // block_size == scale_shape[axis] else BLOCK_SIZE
 
 
 def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
     """Return (fault, loop) for shapes as sequences of integers (QuantizeLinear-28, "granularities")."""
-    rank, scale_rank = len(x_shape), len(scale_shape)
-    scales, zero_points = size_of(scale_shape), size_of(zero_point_shape)
+    nothing, rank, scale_rank = per_tensor(0), len(x_shape), len(scale_shape)
+    size, scales, zero_points = size_of(x_shape), size_of(scale_shape), size_of(zero_point_shape)
     is_blocked = scale_rank == rank and block_size > 0
     if scales == 1 and zero_points == 1 and not is_blocked:
-        return NO_FAULT, per_tensor(size_of(x_shape))
+        return NO_FAULT, per_tensor(size)
     if block_size > 0 and not is_blocked:
-        return BLOCKED_RANK, NO_LOOP
+        return BLOCKED_RANK, nothing
     if scales != 1 and scale_rank != 1 and not is_blocked:
-        return SCALE_RANK, NO_LOOP
+        return SCALE_RANK, nothing
     if zero_points != scales or len(zero_point_shape) != scale_rank:
-        return ZERO_POINT_SHAPE, NO_LOOP
+        return ZERO_POINT_SHAPE, nothing
     if axis < -rank or axis >= rank:
-        return AXIS, NO_LOOP
+        return AXIS, nothing
     axis = axis if axis >= 0 else axis + rank
-    if is_blocked:
-        return blocked(x_shape, scale_shape, zero_point_shape, axis, block_size)
-    return per_axis(x_shape, scale_shape, axis)
+    length, inner = x_shape[axis], 1
+    for i in range(axis + 1, rank):
+        inner *= x_shape[i]
+    if not is_blocked:
+        return (NO_FAULT, per_axis(size, length, inner)) if scale_shape[0] == length else (SCALE_LENGTH, nothing)
+    # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
+    block_size = min(block_size, max(length, 1))
+    return blocked_fault(x_shape, scale_shape, zero_point_shape, axis, block_size), blocked(length, inner, block_size, scales)
 
 
 def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:

@@ -31,13 +31,9 @@ STATE = context.state_dtype(
 NUMBERS = FREE = ("axis", "block_size")
 WORK_WORDS = WORK.itemsize // 8
 
-_size_behind = jit.inline(granularity.size_behind)
+_PARTS = granularity.per_tensor, granularity.per_axis, granularity.blocked, granularity.blocked_fault
 _loop_shape = jit.function(
-    granularity.loop_shape,
-    size_of=context.size_of,
-    per_tensor=jit.inline(granularity.per_tensor),
-    per_axis=jit.inline(granularity.per_axis, size_of=context.size_of, size_behind=_size_behind),
-    blocked=jit.inline(granularity.blocked, size_of=context.size_of, size_behind=_size_behind),
+    granularity.loop_shape, size_of=context.size_of, **{part.__name__: jit.inline(part) for part in _PARTS}
 )
 
 
