@@ -17,7 +17,7 @@ from .meaning import (
 )
 from .operator import Operator, held
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
-from .standard_form import Builder, NoStandardForm
+from .standard_form import Builder, NoStandardFormError
 
 __all__ = [
     "Affine",
@@ -30,7 +30,7 @@ __all__ = [
     "FakeQuantize",
     "Kind",
     "Meaning",
-    "NoStandardForm",
+    "NoStandardFormError",
     "Operator",
     "Option",
     "Overload",

@@ -24,7 +24,7 @@ from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes
 from .integer_costs import operator_cost, quantization_cost
 from .integer_rules import RULES, Match, divisor_of
-from .nodes import Left, Node
+from .nodes import Node, NotRewrittenError
 from .own_operators import OWN
 
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
@@ -42,7 +42,7 @@ def rewrite(graph: Graph) -> None:
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
             try:
                 operator = rule.match(graph, node)
-            except Left:
+            except NotRewrittenError:
                 continue
             matches[operator.target.quantize] = operator
     chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}

@@ -17,7 +17,7 @@ from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, NotRewrittenError, Operand
 from .onnx_runtime import casts_to
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
@@ -53,7 +53,7 @@ def rewrite(graph: Graph) -> None:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
             try:
                 inputs.append(zeros(graph, node, meaning))
-            except Left:
+            except NotRewrittenError:
                 inputs += _computed_zeros(graph, node, meaning)
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:

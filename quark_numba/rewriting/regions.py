@@ -17,7 +17,7 @@ from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TR
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, NotRewrittenError, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -68,7 +68,7 @@ class _Steps:
                     case FakeQuantize() if node.op_type == FAKE_QUANTIZE:
                         self.floats |= {own.x, own.y}
                         return Step(FAKE_QUANTIZE, (), tuple(sorted(own.attributes.items())))
-            except Left as error:
+            except NotRewrittenError as error:
                 self.graph.reasons[own] = str(error)
                 return None
         if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
@@ -107,41 +107,41 @@ class _Steps:
     def _round_trip(self, node: Node, meaning: RoundTrip[Operand]) -> Step:
         scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
         if meaning.block_size:
-            raise Left("its scales are blocked")
+            raise NotRewrittenError("its scales are blocked")
         if scale is None or zero_point is None or scale.dtype != FLOAT32.dtype:
-            raise Left("its scale or its zero point is not a constant")
+            raise NotRewrittenError("its scale or its zero point is not a constant")
         if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
-            raise Left("its scale and its zero point have different shapes")
+            raise NotRewrittenError("its scale and its zero point have different shapes")
         codes = meaning.element_type
         if codes not in programs.ZERO_POINTS:
-            raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
+            raise NotRewrittenError(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
         axis = 0
         if scale.size != 1:
             axis = meaning.axis
             if axis >= 0:
                 shape = self.graph.shape(node.x)
                 if shape is None:
-                    raise Left("it has several scales, and the rank of its x is not known")
+                    raise NotRewrittenError("it has several scales, and the rank of its x is not known")
                 axis -= len(shape)
             if scale.ndim != 1 or axis >= 0:
-                raise Left("not valid: its scales do not fit its axis")
+                raise NotRewrittenError("not valid: its scales do not fit its axis")
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
     def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
         if meaning.operator not in BLOCK_ROUND_TRIPS:
-            raise Left(f"{_REGION.full_name} has no {node.full_name}")
+            raise NotRewrittenError(f"{_REGION.full_name} has no {node.full_name}")
         shape = self.graph.shape(node.x)
         if not self._is_float32(node.x):
-            raise Left(f"{_REGION.full_name} has no blocks of another type than float32")
+            raise NotRewrittenError(f"{_REGION.full_name} has no blocks of another type than float32")
         if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
-            raise Left("the rank of its x is not known, or it may have one element")
+            raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         if not -len(shape) <= axis < 0:
-            raise Left("not valid: its axis is out of range")
+            raise NotRewrittenError("not valid: its axis is out of range")
         most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
         if meaning.block_size > most:
-            raise Left(f"its blocks have more than {most} elements")
+            raise NotRewrittenError(f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 
