@@ -15,7 +15,7 @@ from ..errors import reraise_of_signal_handler
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
 from ..rewriting.nodes import NotRewrittenError
-from ..rewriting.stand_ins import stand_ins
+from ..rewriting.stand_ins import InferenceStandIns
 from .blocks import NCHWC
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
@@ -182,7 +182,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
-    graph.node.extend(stand_ins(model.graph.node, {}))
+    graph.node.extend(InferenceStandIns().nodes(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"
