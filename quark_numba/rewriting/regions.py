@@ -57,27 +57,30 @@ class _Steps:
 
     def step(self, node: ir.Node) -> Step | None:
         """Return the step for a node; None: the node cannot be a step."""
-        own = self.graph.node(node)
-        if own:
-            try:
-                match self.graph.meaning(own):
-                    case RoundTrip() as meaning:
-                        return self._round_trip(own, meaning)
-                    case BlockRoundTrip() as meaning:
-                        return self._block_round_trip(own, meaning)
-                    case FakeQuantize() if node.op_type == FAKE_QUANTIZE:
-                        self.floats |= {own.x, own.y}
-                        return Step(FAKE_QUANTIZE, (), tuple(sorted(own.attributes.items())))
-            except NotRewrittenError as error:
-                self.graph.reasons[own] = str(error)
-                return None
+        if own := self.graph.node(node):
+            return self._quantization(own)
         if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.leave(node, self.fused[node.outputs[0].name])
             return None
-        if node.op_type == CAST:
-            return self._cast(node)
+        return self._cast(node) if node.op_type == CAST else self._elementwise(node)
+
+    def _quantization(self, node: Node) -> Step | None:
+        try:
+            match self.graph.meaning(node):
+                case RoundTrip() as meaning:
+                    return self._round_trip(node, meaning)
+                case BlockRoundTrip() as meaning:
+                    return self._block_round_trip(node, meaning)
+                case FakeQuantize() if node.node.op_type == FAKE_QUANTIZE:
+                    self.floats |= {node.x, node.y}
+                    return Step(FAKE_QUANTIZE, (), tuple(sorted(node.attributes.items())))
+        except NotRewrittenError as error:
+            self.graph.reasons[node] = str(error)
+        return None
+
+    def _elementwise(self, node: ir.Node) -> Step | None:
         fewest, most = programs.OPERANDS[node.op_type]
         attributes = dict(programs.UNARY.get(node.op_type, {}))
         for name, attribute in node.attributes.items():
