@@ -14,7 +14,7 @@ from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import write
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, NotRewrittenError, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
@@ -81,7 +81,7 @@ def _in_one_step(
         raise NotRewrittenError("it computes in another type than float32, or its scales are blocked")
     zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
     if zeros.size not in (1, scale.size):
-        raise NotRewrittenError("not valid: its scale and its zero point have different shapes")
+        raise NotRewrittenError(Invalid("not valid: its scale and its zero point have different shapes"))
     low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)
     parameters: dict[str, Any] = {"scale": scale, "low": low, "high": high}
     return FakeQuantize(quantize.x, "codes", "ROUND", parameters, quantize.axis)

@@ -25,7 +25,7 @@ from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand, call
+from .nodes import Invalid, Node, NotRewrittenError, Operand, call
 
 CONSTANT = "folded: a constant"
 INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"
@@ -158,7 +158,7 @@ def _lazily(
     try:
         (inferred,) = node.operator.infer(known, node.attributes)
     except ValueError as error:
-        raise NotRewrittenError(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     if inferred.element_type is None:
         return None
     along = row_axis(shape)
@@ -185,7 +185,7 @@ def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: Fak
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
-        raise NotRewrittenError("not valid: a parameter does not broadcast to x")
+        raise NotRewrittenError(Invalid("not valid: a parameter does not broadcast to x"))
     own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, NotRewrittenError, Operand
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"
@@ -65,5 +65,5 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
         if key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
             prepare(key, arrays, np.broadcast_shapes(*(array.shape for array in arrays)), {name: name for name in names})
     except ValueError as error:
-        raise NotRewrittenError(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return arrays, attributes

@@ -137,6 +137,14 @@ class Values:
 class NotRewrittenError(Exception):
     """A node stays as it is; the message gives the reason."""
 
+    @property
+    def reason(self) -> str:
+        return self.args[0]
+
+
+class Invalid(str):
+    """The reason of a node that is not valid, or that is behind one."""
+
 
 @dataclass(eq=False)
 class Node:
@@ -259,7 +267,7 @@ class Nodes(Values):
             node.attributes = node.operator.values(given)
             self.meaning(node)
         except ValueError as error:
-            self._leave_as_invalid(node, f"not valid: {error}")
+            self._leave_as_invalid(node, Invalid(f"not valid: {error}"))
 
     def _leave_as_invalid(self, node: Node, why: str) -> None:
         node.is_valid, self.reasons[node] = False, why
@@ -274,11 +282,15 @@ class Nodes(Values):
                 try:
                     step(node, meaning)
                 except NotRewrittenError as error:
-                    self.reasons[node] = str(error)
+                    self.reasons[node] = error.reason
 
     def nodes(self) -> list[Node]:
         """Return the recorded nodes that still exist."""
         return [node for node in self._nodes.values() if node.node.graph]
+
+    def is_valid(self, node: Node) -> bool:
+        """Whether nothing is known to be wrong with a node."""
+        return node.is_valid and not isinstance(self.reasons.get(node), Invalid)
 
     def node(self, node: ir.Node | None) -> Node | None:
         """Return the record of a node; None: it has none, as its operator is not one of the package's."""
@@ -359,5 +371,5 @@ def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
     except (TypeError, ValueError) as error:
         reraise_of_signal_handler(error)
-        raise NotRewrittenError(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)

@@ -259,9 +259,9 @@ def optimized(
     # What onnx-ir would lose.
     lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
     try:
-        intermediate = None if lost else source.lazy()
+        intermediate = None if lost else source.lazy("what onnx-ir cannot read")
     except ModelError as error:
-        intermediate, lost = None, f"what onnx-ir cannot read: {str(error).removeprefix('not a valid model: ')}"
+        intermediate, lost = None, str(error)
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())

@@ -36,8 +36,7 @@ def rewrite(graph: Graph) -> None:
     """Rename all these nodes, and with `qdq` = "onnxruntime" only those that ONNX Runtime cannot run. TensorRT's nodes of the
     same names are renamed if their tensors have the type of the codes."""
     for node in graph.nodes():
-        is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
-        if not is_valid or node.operator.name not in NAMES or _is_held(graph, node):
+        if not graph.is_valid(node) or node.operator.name not in NAMES or _is_held(graph, node):
             continue
         is_run = is_run_by_onnx_runtime(node, graph.meaning(node))
         if is_run and graph.qdq == "onnxruntime":

@@ -17,7 +17,7 @@ from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TR
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, NotRewrittenError, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -77,7 +77,7 @@ class _Steps:
                     self.floats |= {node.x, node.y}
                     return Step(FAKE_QUANTIZE, (), tuple(sorted(node.attributes.items())))
         except NotRewrittenError as error:
-            self.graph.reasons[node] = str(error)
+            self.graph.reasons[node] = error.reason
         return None
 
     def _elementwise(self, node: ir.Node) -> Step | None:
@@ -127,7 +127,7 @@ class _Steps:
                     raise NotRewrittenError("it has several scales, and the rank of its x is not known")
                 axis -= len(shape)
             if scale.ndim != 1 or axis >= 0:
-                raise NotRewrittenError("not valid: its scales do not fit its axis")
+                raise NotRewrittenError(Invalid("not valid: its scales do not fit its axis"))
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
@@ -141,7 +141,7 @@ class _Steps:
             raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         if not -len(shape) <= axis < 0:
-            raise NotRewrittenError("not valid: its axis is out of range")
+            raise NotRewrittenError(Invalid("not valid: its axis is out of range"))
         most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
         if meaning.block_size > most:
             raise NotRewrittenError(f"its blocks have more than {most} elements")

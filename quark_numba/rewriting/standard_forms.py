@@ -22,7 +22,7 @@ from ..declaration import Builder, NoStandardFormError, Shape, Tensor
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, NotRewrittenError, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -56,7 +56,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
-    if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+    if not graph.is_valid(node):
         return False
     if graph.operators == "cuda" and node.operator.runs_on_gpus:
         return False
@@ -67,7 +67,7 @@ def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
     try:
         _write(graph, node, bounds)
     except NotRewrittenError as error:
-        graph.reasons[node] = str(error)
+        graph.reasons[node] = error.reason
         return False
     return True
 
@@ -84,7 +84,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         outputs = form(builder, inputs, node.attributes)
     except ValueError as error:
         builder.drop()
-        raise NotRewrittenError(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     except NoStandardFormError as error:
         builder.drop()
         raise NotRewrittenError(str(error)) from None
