@@ -22,8 +22,9 @@ from ..declaration.standard_arithmetic import (
     power_of_two,
     sign,
 )
-from ..declaration.standard_form import Builder, NoStandardFormError, int64s
+from ..declaration.standard_form import Builder, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
+from ..errors import NotRewrittenError
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
 from .granularity import Blocks
 from .key import X_TYPES, Key
@@ -182,7 +183,7 @@ def nvidia_quantizer(
         axis = int(attributes["axis"]) % len(shape)
         shape[axis] = (shape[axis] or 0) // int(attributes["block_size"])
         if None in shape:
-            raise NoStandardFormError("its x has no elements, and lengths that are not known")
+            raise NotRewrittenError("its x has no elements, and lengths that are not known")
         none: Any = np.zeros(shape, np.float32)
         return [op.cast(inputs[0], nvidia.codes), op("Cast", none, to=scales.number)]
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
@@ -335,11 +336,11 @@ def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Seque
 
 
 def _shape(op: Builder[AnyOperand], x: AnyOperand) -> list[int | None]:
-    op.rank(x)  # raises NoStandardFormError
+    op.rank(x)  # raises NotRewrittenError
     return list(op.shape(x) or ())
 
 
 def _type_of(x: AnyOperand) -> ElementType:
     if x.element_type is None:
-        raise NoStandardFormError("the type of its x is not known")
+        raise NotRewrittenError("the type of its x is not known")
     return x.element_type

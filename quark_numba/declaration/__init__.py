@@ -17,7 +17,7 @@ from .meaning import (
 )
 from .operator import Operator, held
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
-from .standard_form import Builder, NoStandardFormError
+from .standard_form import Builder
 
 __all__ = [
     "Affine",
@@ -30,7 +30,6 @@ __all__ = [
     "FakeQuantize",
     "Kind",
     "Meaning",
-    "NoStandardFormError",
     "Operator",
     "Option",
     "Overload",

@@ -12,15 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..element_types import ElementType
+from ..errors import NotRewrittenError
 from .meaning import AnyOperand
 from .schema import Shape
 
 # The inputs of nodes: operands, or constants.
 Given = Any
-
-
-class NoStandardFormError(Exception):
-    """A node cannot be written in ONNX's standard operators; the message gives the reason."""
 
 
 class Builder(ABC, Generic[AnyOperand]):
@@ -43,7 +40,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
     @abstractmethod
     def __call__(self, op_type: str, *inputs: Given, **attributes: Any) -> AnyOperand:
-        """Write a node with one output, and return that. Raise NoStandardFormError if the opset has no such operator."""
+        """Write a node with one output, and return that. Raise NotRewrittenError if the opset has no such operator."""
 
     @abstractmethod
     def shape(self, x: AnyOperand) -> Shape | None:
@@ -64,10 +61,10 @@ class Builder(ABC, Generic[AnyOperand]):
         """Whether 0 and -0 in the node's output may make a difference."""
 
     def rank(self, x: AnyOperand) -> int:
-        """Return the number of dimensions. Raise NoStandardFormError if it is not known."""
+        """Return the number of dimensions. Raise NotRewrittenError if it is not known."""
         shape = self.shape(x)
         if shape is None:
-            raise NoStandardFormError("the rank of its x is not known")
+            raise NotRewrittenError("the rank of its x is not known")
         return len(shape)
 
     # Operators whose form depends on the opset, or on what is given.
@@ -111,12 +108,12 @@ class Builder(ABC, Generic[AnyOperand]):
     def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
         """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
         of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
-        NoStandardFormError if no dimension of x is known to be more than 1."""
+        NotRewrittenError if no dimension of x is known to be more than 1."""
         if number.size != 1 or not self.is_beside_product:
             return number
         shape = self._shape_of_several(x)
         if shape is None:
-            raise NoStandardFormError("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
+            raise NotRewrittenError("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
         return np.full(shape, number.reshape(()))
 
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
@@ -135,7 +132,7 @@ class Builder(ABC, Generic[AnyOperand]):
         if self.opset >= 12:
             return self("GreaterOrEqual", x, bound)
         if not is_constant(bound) or np.any(np.isneginf(bound)):
-            raise NoStandardFormError(f"opset {self.opset} has no GreaterOrEqual")
+            raise NotRewrittenError(f"opset {self.opset} has no GreaterOrEqual")
         return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
 
     def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:

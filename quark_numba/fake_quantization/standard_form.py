@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand, FakeQuantize
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, NoStandardFormError, along, is_constant, one
+from ..declaration.standard_form import Builder, Given, along, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..errors import NotRewrittenError
 from .calls import prepare
 from .key import FORMS, Key, select
 
@@ -36,7 +37,7 @@ _VARYING: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOperand:
-    """Write the nodes of a meaning, and return their output. Raise NoStandardFormError; ValueError if the format is not
+    """Write the nodes of a meaning, and return their output. Raise NotRewrittenError; ValueError if the format is not
     valid."""
     key = select(meaning.form, meaning.rounding_mode)
     given = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
@@ -53,13 +54,13 @@ def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> l
         places = {}
     for name in varying:
         if name not in places:
-            raise NoStandardFormError(f"its {name} is not a constant")
+            raise NotRewrittenError(f"its {name} is not a constant")
     arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
     numbers: list[Given] = [one(number) for number in prepared]
     if varying and key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4])):
-        raise NoStandardFormError("its scale is not a constant, and its largest value is beyond float32")
+        raise NotRewrittenError("its scale is not a constant, and its largest value is beyond float32")
     for name, parameter in varying.items():
         for place in places[name]:
             numbers[place] = parameter
@@ -85,7 +86,7 @@ def _of_threshold(op: Builder[AnyOperand], threshold: AnyOperand, bits: int, sig
     float32 for up to 24 places."""
     places = bits - 1 if signed else bits
     if not 1 <= places <= 24:
-        raise NoStandardFormError("its threshold is not a constant")
+        raise NotRewrittenError("its threshold is not a constant")
     low = op("Neg", threshold) if signed else np.zeros((), _f32)
     return [op("Mul", threshold, 2.0**-places), low, op("Mul", threshold, 1 - 2.0**-places)]
 
@@ -98,14 +99,14 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
     if array is None:
         shape, has_one = op.shape(operand), name in FORMS[meaning.form].single
         if not has_one and operand.element_type is not FLOAT32:
-            raise NoStandardFormError(f"its {name} is neither a constant nor known to be float32")
+            raise NotRewrittenError(f"its {name} is neither a constant nor known to be float32")
         if has_one or (shape is not None and all(length == 1 for length in shape)):
             return op.reshape(operand, ()) if shape is None or len(shape) else operand
         rank = op.rank(meaning.x)
         if isinstance(meaning.axis, int):
             return op.reshape(operand, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
         if shape is None or len(shape) > rank:
-            raise NoStandardFormError(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
+            raise NotRewrittenError(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
         return operand
     array = array.astype(_f32) if array.dtype == np.float64 else array
     if array.size == 1:
@@ -240,7 +241,7 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
     """Return the step between the values of the format at v; NaN for NaN and Inf."""
     smallest = max(least + mantissa_bits, -126)
     if smallest > 127:
-        raise NoStandardFormError("its smallest normal value is beyond float32")
+        raise NotRewrittenError("its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
     if smallest >= _LEAST_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
@@ -279,7 +280,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     v = op.product(op.quotient(_minus(op, v, low), width), last)
     y = op.plus(op.product(op.quotient(op("Round", v), last), y_width), y_low)
     if _has_negative_zero(y_low, y_high) and not np.all((width > 0) & (y_width >= 0)):
-        raise NoStandardFormError("a limit of its y is -0")  # y may be -0, too
+        raise NotRewrittenError("a limit of its y is -0")  # y may be -0, too
     if not is_high_clamped:
         y = _replaced(op, op("Greater", x, most), y_high, y)
     return y if is_low_clamped else _replaced(op, op.at_least(op("Neg", x), -least), y_low, y)

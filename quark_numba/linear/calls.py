@@ -109,17 +109,10 @@ def dequantize(
     ----------
     x : array_like of any type that `quantize` returns; any shape, strides and memory order
     scale : array_like of float32, float16, bfloat16 or float8e8m0
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
-        Any number of its type is valid, as in a model, and multiplies as IEEE 754 says. A number of Python is first rounded to
-        float32, which may give 0.
+        In the shapes that `quantize` takes. Any number of its type is valid, as in a model, and multiplies as IEEE 754 says. A
+        number of Python is first rounded to float32, which may give 0.
     zero_point : array_like of x's dtype, optional
         Same shape as `scale`. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
         The output's type. Default: the type of `scale`, which then has to be float32, float16 or bfloat16.
     opset : int, optional
@@ -127,9 +120,8 @@ def dequantize(
         version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
+    axis, block_size, rechunk
+        As in `quantize`.
 
     Returns
     -------
@@ -165,26 +157,11 @@ def quantize_dequantize(
     ----------
     x : array_like of float32, any shape, strides and memory order
     scale : array_like of float32
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
-        Any number of its type is valid, as in a model: see `quantize` and `dequantize`. With 0, all integer types give 0 or -0.
-    zero_point : array_like, optional
-        Same shape as `scale`. Its dtype is that of the codes. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
-    dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
-        The type of the codes if there is no zero point, or if that has no dtype, such as a Python int: one of those of
-        `quantize`. Default: uint8.
-    saturate : bool
-        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
+        In the shapes that `quantize` takes. Any number is valid, as there. With 0, all integer types give 0 or -0.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
+    zero_point, axis, block_size, dtype, saturate, rechunk
+        As in `quantize`.
 
     Returns
     -------

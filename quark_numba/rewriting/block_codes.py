@@ -12,9 +12,10 @@ from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
 from ..element_types import FLOAT32, find
 from ..element_types.tensors import to_bytes
+from ..errors import NotRewrittenError
 from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand, call
+from .nodes import Node, Operand, call
 from .onnx_runtime import RELEASE
 from .own_operators import OWN
 

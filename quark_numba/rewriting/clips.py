@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from ..declaration import Affine, Dequantize, FakeQuantize, Quantize
 from ..element_types import FLOAT32, ElementType
+from ..errors import NotRewrittenError
 from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import write
 from .graph import Graph
-from .nodes import Invalid, Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 

@@ -7,9 +7,10 @@ import onnx_ir as ir
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
+from ..errors import NotRewrittenError
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand, have_same_bits
+from .nodes import Node, Operand, have_same_bits
 from .pairs import FUSED, SHARED
 
 

@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
+from ..errors import NotRewrittenError
 from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
-from .nodes import Invalid, Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, Operand
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..declaration import Operator
+from ..errors import NotRewrittenError
 from ..models.tensors import in_memory
-from .nodes import Inferred, Node, Nodes, NotRewrittenError, full_name
+from .nodes import Inferred, Node, Nodes, full_name
 from .qdq import Qdq
 from .stand_ins import values
 

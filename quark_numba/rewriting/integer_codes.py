@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32, INT8, UINT8, ElementType
+from ..errors import NotRewrittenError
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Node, Operand
 
 # Scales between these, and their products and quotients, are normal numbers of float32.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40

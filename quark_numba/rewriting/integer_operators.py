@@ -19,12 +19,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..element_types import INT8, UINT8, ElementType
+from ..errors import NotRewrittenError
 from ..models.tensors import mapped
 from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes
 from .integer_costs import operator_cost, quantization_cost
 from .integer_rules import RULES, Match, divisor_of
-from .nodes import Node, NotRewrittenError
+from .nodes import Node
 from .own_operators import OWN
 
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..declaration import Dequantize
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
+from ..errors import NotRewrittenError
 from .graph import Graph
 from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
-from .nodes import NotRewrittenError
 from .onnx_runtime import multiplies_exactly
 
 _MICROSOFT = "com.microsoft"

@@ -19,7 +19,7 @@ from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import counted, reraise_of_signal_handler
+from ..errors import NotRewrittenError, counted, reraise_of_signal_handler
 from ..models import protos, tensors
 from .onnx_runtime import has_operator
 from .stand_ins import skeleton
@@ -132,14 +132,6 @@ class Values:
     def forget_inferred(self) -> None:
         """Let types and shapes be inferred again, after nodes of other operators were written."""
         self._inferred = None
-
-
-class NotRewrittenError(Exception):
-    """A node stays as it is; the message gives the reason."""
-
-    @property
-    def reason(self) -> str:
-        return self.args[0]
 
 
 class Invalid(str):

@@ -14,10 +14,11 @@ import onnx_ir as ir
 from ..catalog import OPERATORS
 from ..declaration import Operator, Quantize
 from ..element_types import UINT8
+from ..errors import NotRewrittenError
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Node, Operand
 from .onnx_runtime import casts_to
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime

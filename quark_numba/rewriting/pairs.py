@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 from ..declaration import Affine, Quantize
 from ..element_types import FLOAT32
+from ..errors import NotRewrittenError
 from ..linear.operators import OPERATORS as LINEAR
 from .graph import Graph
-from .nodes import Node, NotRewrittenError, Operand
+from .nodes import Node, Operand
 
 SHARED = "dropped: another node computes the same"
 FUSED = "fused: quantize and dequantize in one step"

@@ -11,13 +11,14 @@ import onnx_ir as ir
 from ..block.granularity import MOST_IN_REGISTERS, MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..element_types import FLOAT32
+from ..errors import NotRewrittenError
 from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Invalid, Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 

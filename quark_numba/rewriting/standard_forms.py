@@ -18,11 +18,12 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
-from ..declaration import Builder, NoStandardFormError, Shape, Tensor
+from ..declaration import Builder, Shape, Tensor
 from ..element_types import ElementType
+from ..errors import NotRewrittenError
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
-from .nodes import Invalid, Node, NotRewrittenError, Operand
+from .nodes import Invalid, Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -82,12 +83,11 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)
-    except ValueError as error:
+    except (NotRewrittenError, ValueError) as error:
         builder.drop()
-        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
-    except NoStandardFormError as error:
-        builder.drop()
-        raise NotRewrittenError(str(error)) from None
+        if isinstance(error, ValueError):
+            raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
+        raise
     for old, operand in zip(node.node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
         graph.keep_inferred(old, new)
@@ -151,13 +151,13 @@ class _Nodes(Builder[Operand]):
         try:
             schema = onnx.defs.get_schema(op_type, self.opset, "")
         except SchemaError:
-            raise NoStandardFormError(f"opset {self.opset} has no {op_type}") from None
+            raise NotRewrittenError(f"opset {self.opset} has no {op_type}") from None
         made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
         (y,) = made.outputs
         made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
         try:
             self._infer(made, schema)
-        except NoStandardFormError:
+        except NotRewrittenError:
             for index in range(len(made.inputs)):
                 made.replace_input_with(index, None)
             raise
@@ -198,7 +198,7 @@ class _Nodes(Builder[Operand]):
         return self._graph.shared_array(array, "constant", self._node.node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
-        """Let the output of a node have the type and the shape that onnx infers. Raise NoStandardFormError if the operator does
+        """Let the output of a node have the type and the shape that onnx infers. Raise NotRewrittenError if the operator does
         not take these types in this opset."""
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}
@@ -209,7 +209,7 @@ class _Nodes(Builder[Operand]):
             known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
             number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
             if not number:
-                raise NoStandardFormError("the type of its x is not known")
+                raise NotRewrittenError("the type of its x is not known")
             assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MOST_READ:
@@ -221,7 +221,7 @@ class _Nodes(Builder[Operand]):
         try:
             inferred = infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
         except (InferenceError, ValidationError) as error:
-            raise NoStandardFormError(f"onnx refuses {made.op_type}: {error}") from None
+            raise NotRewrittenError(f"onnx refuses {made.op_type}: {error}") from None
         (y,) = made.outputs
         assert y.name
         y_type = inferred[y.name].tensor_type
@@ -232,4 +232,4 @@ class _Nodes(Builder[Operand]):
     def _check_type(self, number: int, known: Collection[str], made: ir.Node) -> None:
         name = onnx.TensorProto.DataType.Name(number).lower()
         if f"tensor({name})" not in known:
-            raise NoStandardFormError(f"opset {self.opset} has no {made.op_type} of {name}")
+            raise NotRewrittenError(f"opset {self.opset} has no {made.op_type} of {name}")

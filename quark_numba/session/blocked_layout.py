@@ -21,12 +21,11 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..errors import errors_named
+from ..errors import NotRewrittenError, errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
-from ..rewriting.nodes import NotRewrittenError
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size

@@ -12,10 +12,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..element_types import FLOAT32
+from ..errors import NotRewrittenError
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from ..rewriting.nodes import NotRewrittenError
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 

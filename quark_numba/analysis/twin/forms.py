@@ -15,8 +15,9 @@ from ...block.granularity import Blocks, block_shape
 from ...block.operators import FORMATS as BLOCK_FORMATS
 from ...declaration import Affine, BlockRoundTrip, FakeQuantize
 from ...element_types import FLOAT32, ElementType, find
+from ...errors import NotRewrittenError
 from ...fake_quantization.key import CASTS, FORMS
-from ...rewriting.nodes import NotRewrittenError, Operand
+from ...rewriting.nodes import Operand
 
 Array = NDArray[Any]
 

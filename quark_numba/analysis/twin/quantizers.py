@@ -11,12 +11,13 @@ import onnx_ir as ir
 
 from ...declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Quantize
 from ...element_types import FLOAT32
+from ...errors import NotRewrittenError
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select
 from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
-from ...rewriting.nodes import Node, NotRewrittenError, Operand
+from ...rewriting.nodes import Node, Operand
 from .forms import Array, Form, Linear, of_blocks, of_fake_quantization
 from .random_nodes import random_values
 
