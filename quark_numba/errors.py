@@ -33,14 +33,6 @@ class MissingFolderError(WriteError, FileNotFoundError):
     errno = errno.ENOENT
 
 
-class NotRewrittenError(Exception):
-    """A node stays as it is; the message gives the reason."""
-
-    @property
-    def reason(self) -> str:
-        return self.args[0]
-
-
 class NotAvailableError(RuntimeError):
     """The native backend, or a part of it, does not work in this process; the message gives the reason."""
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..element_types import ElementType
-from ..errors import NotRewrittenError
 from .meaning import AnyOperand
+from .reasons import NotRewrittenError, stays_if
 from .schema import Shape
 
 # The inputs of nodes: operands, or constants.
@@ -131,8 +131,7 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return whether x >= bound, float32, for an operand or a constant array."""
         if self.opset >= 12:
             return self("GreaterOrEqual", x, bound)
-        if not is_constant(bound) or np.any(np.isneginf(bound)):
-            raise NotRewrittenError(f"opset {self.opset} has no GreaterOrEqual")
+        stays_if(not is_constant(bound) or np.any(np.isneginf(bound)), f"opset {self.opset} has no GreaterOrEqual")
         return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
 
     def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:

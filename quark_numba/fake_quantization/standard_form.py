@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand, FakeQuantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, along, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ..errors import NotRewrittenError
 from .calls import prepare
 from .key import FORMS, Key, select
 
@@ -53,8 +53,7 @@ def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> l
     if key.form == "truncation" and ("out_scale" in varying or not np.isnan(given["out_scale"]).all()):
         places = {}
     for name in varying:
-        if name not in places:
-            raise NotRewrittenError(f"its {name} is not a constant")
+        stays_if(name not in places, f"its {name} is not a constant")
     arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
@@ -85,8 +84,7 @@ def _of_threshold(op: Builder[AnyOperand], threshold: AnyOperand, bits: int, sig
     """Return the numbers for a threshold that is not constant: 2 ** -places times it, and the bounds. 1 - 2 ** -places is a
     float32 for up to 24 places."""
     places = bits - 1 if signed else bits
-    if not 1 <= places <= 24:
-        raise NotRewrittenError("its threshold is not a constant")
+    stays_if(not 1 <= places <= 24, "its threshold is not a constant")
     low = op("Neg", threshold) if signed else np.zeros((), _f32)
     return [op("Mul", threshold, 2.0**-places), low, op("Mul", threshold, 1 - 2.0**-places)]
 
@@ -240,8 +238,7 @@ def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mod
 def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int) -> AnyOperand:
     """Return the step between the values of the format at v; NaN for NaN and Inf."""
     smallest = max(least + mantissa_bits, -126)
-    if smallest > 127:
-        raise NotRewrittenError("its smallest normal value is beyond float32")
+    stays_if(smallest > 127, "its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
     if smallest >= _LEAST_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
 from ..declaration.standard_form import Builder, Given, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
-from ..errors import NotRewrittenError
 
 # What a quotient may be limited to before it becomes an int64: beyond all 32-bit codes for all zero points, and a float32.
 _LARGE = 2.0**34
@@ -157,8 +157,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
     """Return x / scale in a precision, as a float64 for that type and else as a float32."""
     x, wide = meaning.x, FLOAT64 if precision is FLOAT64 else FLOAT32
     if precision is not wide:
-        if x.element_type is INT32:
-            raise NotRewrittenError(f"an int32 would be rounded to {precision.name} twice")
+        stays_if(x.element_type is INT32, f"an int32 would be rounded to {precision.name} twice")
         x, scale = op.cast(x, precision), _parameter(op, meaning, meaning.scale, precision, FLOAT32)
         return op.cast(op.cast(op("Div", op.cast(x, FLOAT32), scale), precision), FLOAT32)
     x, scale = op.cast(x, wide), _parameter(op, meaning, meaning.scale, wide)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
+from ..declaration.reasons import NotRewrittenError
 from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import BFLOAT16, FLOAT32, FLOAT64
-from ..errors import NotRewrittenError
 
 _f32, _f64 = np.float32, np.float64
 

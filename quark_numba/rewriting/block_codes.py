@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, find
 from ..element_types.tensors import to_bytes
-from ..errors import NotRewrittenError
 from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
 from .nodes import Node, Operand, call
@@ -31,8 +31,7 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Know
     """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise
     NotRewrittenError if that would change a bit."""
     x = graph.tensor(node.x)
-    if not graph.regions:
-        raise NotRewrittenError("only the native backend has the node that dequantizes")
+    stays_if(not graph.regions, "only the native backend has the node that dequantizes")
     if x is None or x.size <= 1 or node.y.is_graph_output():
         raise NotRewrittenError("its input is not a constant of several elements, or its output is an output of its graph")
     if any((user.op_type, index) == ("Gather", 0) for user, index in node.y.uses()):
@@ -77,6 +76,5 @@ def _codes_and_scales(
                 raise NotRewrittenError("its codes and scales cannot hold all elements")
             scales.append(part_scales)
     block_scales = in_memory(np.concatenate(scales, along))
-    if codes.nbytes + block_scales.nbytes >= 4 * x.size:
-        raise NotRewrittenError("its codes and scales take more room than floats")
+    stays_if(codes.nbytes + block_scales.nbytes >= 4 * x.size, "its codes and scales take more room than floats")
     return codes, block_scales

@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import Affine, Dequantize, FakeQuantize, Quantize
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32, ElementType
-from ..errors import NotRewrittenError
 from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import write
 from .graph import Graph
-from .nodes import Invalid, Node, Operand
+from .nodes import Node, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
@@ -81,8 +81,7 @@ def _in_one_step(
     if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
         raise NotRewrittenError("it computes in another type than float32, or its scales are blocked")
     zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
-    if zeros.size not in (1, scale.size):
-        raise NotRewrittenError(Invalid("not valid: its scale and its zero point have different shapes"))
+    stays_if(zeros.size not in (1, scale.size), Invalid("not valid: its scale and its zero point have different shapes"))
     low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)
     parameters: dict[str, Any] = {"scale": scale, "low": low, "high": high}
     return FakeQuantize(quantize.x, "codes", "ROUND", parameters, quantize.axis)

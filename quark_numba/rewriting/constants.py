@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
+from ..declaration.reasons import Invalid, NotRewrittenError
 from ..element_types import FLOAT32, find
-from ..errors import NotRewrittenError
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
-from .nodes import Invalid, Node, Operand, call
+from .nodes import Node, Operand, call
 
 CONSTANT = "folded: a constant"
 INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"

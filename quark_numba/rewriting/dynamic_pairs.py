@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
-from ..errors import NotRewrittenError
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
 from .nodes import Node, Operand, have_same_bits
@@ -39,8 +39,7 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
         meaning = _dequantize(graph, follower)
         if (meaning.block_size, _axis(graph, node, meaning.axis)) != (quantize.block_size, _axis(graph, node, quantize.axis)):
             raise NotRewrittenError(f"{follower.full_name} behind it has other blocks")
-    if graph.inferred_type(node.x) is not FLOAT32:
-        raise NotRewrittenError("its x is not known to be float32")
+    stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if any(other.y.is_graph_output() for other in others):
         raise NotRewrittenError("the dequantize nodes downstream of it are outputs of their graph")
     operator = OPERATORS.find(OWN_DOMAIN, quantize.round_trip)
@@ -56,8 +55,7 @@ def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
     """Return the meaning of a dequantize node. Raise NotRewrittenError unless it returns float32, and has no zero point."""
     meaning = graph.meaning(node)
     assert isinstance(meaning, Dequantize)
-    if not meaning.is_symmetric:
-        raise NotRewrittenError(f"{node.full_name} behind it has a zero point")
+    stays_if(not meaning.is_symmetric, f"{node.full_name} behind it has a zero point")
     if FLOAT32 not in (meaning.computes_in, graph.inferred_type(node.y), meaning.scale.element_type) or meaning.has_other_type:
         raise NotRewrittenError(f"{node.full_name} behind it is not known to return float32")
     return meaning

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
-from ..errors import NotRewrittenError
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
-from .nodes import Invalid, Node, Operand
+from .nodes import Node, Operand
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"
@@ -23,8 +23,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> None:
-    if node.operator is FAKE_QUANTIZE:
-        raise NotRewrittenError(ALONE)
+    stays_if(node.operator is FAKE_QUANTIZE, ALONE)
     write(graph, node, meaning, REWRITTEN)
 
 

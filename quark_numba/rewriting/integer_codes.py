@@ -10,8 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Affine, Dequantize, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, INT8, UINT8, ElementType
-from ..errors import NotRewrittenError
 from .graph import Graph
 from .nodes import Node, Operand
 
@@ -105,8 +105,7 @@ def known_codes(meaning: Affine[Operand]) -> Codes:
         if zeros is None or zeros.shape != scale.shape or np.any(zeros != zeros.reshape(-1)[0]):
             raise NotRewrittenError("its zero points are not known, or differ")
         zero_point = int(zeros.reshape(-1)[0])
-    if not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)):
-        raise NotRewrittenError("its scale is extreme")
+    stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")
     return Codes(meaning, codes, scale, zero_point)
 
 
@@ -114,10 +113,8 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
     """Return the codes of a quantize node. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale. Only
     dequantize nodes may use int8 codes."""
     codes = known_codes(meaning)
-    if not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1:
-        raise NotRewrittenError("it quantizes to other codes")
-    if graph.inferred_type(node.x) is not FLOAT32:
-        raise NotRewrittenError("its x is not known to be float32")
+    stays_if(not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1, "it quantizes to other codes")
+    stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if codes.element_type is INT8:
         for user, index in node.y.uses():
             after = graph.node(user)
@@ -126,8 +123,7 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
             if is_left or index or not isinstance(dequantize, Dequantize):
                 raise NotRewrittenError("its codes have other users")
             known_codes(dequantize)
-        if node.y.is_graph_output():
-            raise NotRewrittenError("its codes are an output of its graph")
+        stays_if(node.y.is_graph_output(), "its codes are an output of its graph")
     return codes
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import INT8, UINT8, ElementType
-from ..errors import NotRewrittenError
 from ..models.tensors import mapped
 from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Dequantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
-from ..errors import NotRewrittenError
 from .graph import Graph
 from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
 from .onnx_runtime import multiplies_exactly
@@ -79,16 +79,13 @@ class Rule:
 
     def match(self, graph: Graph, node: ir.Node) -> Match:
         count = len(node.inputs) if self.inputs is None else self.inputs
-        if not 0 < count <= len(node.inputs) or len(node.outputs) != 1:
-            raise NotRewrittenError("it has other inputs or outputs")
+        stays_if(not 0 < count <= len(node.inputs) or len(node.outputs) != 1, "it has other inputs or outputs")
         sources = tuple(source_of(graph, value) for value in node.inputs[:count])
         target = target_of(graph, node)
-        if target.bounds and graph.model.opset_imports[""] < 12:
-            raise NotRewrittenError("Clip has no codes")
+        stays_if(target.bounds and graph.model.opset_imports[""] < 12, "Clip has no codes")
         if any(source.codes.element_type.bits != 8 and not source.is_constant for source in sources):
             raise NotRewrittenError("an input has codes of fewer bits")
-        if all(source.is_constant for source in sources):
-            raise NotRewrittenError("it is a constant")
+        stays_if(all(source.is_constant for source in sources), "it is a constant")
         if any(source.codes.scales.size != 1 for source in sources[: 1 if self.has_weights else None]):
             raise NotRewrittenError("an input has several scales")
         weights_type = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
@@ -124,8 +121,7 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
         raise NotRewrittenError("its bias has another shape")
-    if not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
-        raise NotRewrittenError("its bias has another scale than its products")
+    stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "its bias has another scale than its products")
     magnitudes = np.abs(codes.astype(np.float64))
     if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * y_scale)):
         raise NotRewrittenError("its bias is too large")
@@ -146,8 +142,7 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     scales = source.codes.scales
     if scales.size != 1:
         is_along = len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
-        if not is_along or scales.size != shape[along]:
-            raise NotRewrittenError("its scales lie along another axis")
+        stays_if(not is_along or scales.size != shape[along], "its scales lie along another axis")
     return shape
 
 
@@ -170,8 +165,7 @@ def _check_gemm(graph: Graph, match: Match) -> None:
     has_bias = len(match.node.inputs) > 2 and match.node.inputs[2] is not None
     if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
         raise NotRewrittenError("it scales its products")
-    if attributes.get_int("transA") or len(shape) != 2:
-        raise NotRewrittenError("its first input is turned")
+    stays_if(attributes.get_int("transA") or len(shape) != 2, "its first input is turned")
     _check_products(shape[turned])
 
 
@@ -194,13 +188,11 @@ def _check_binary(graph: Graph, match: Match) -> None:
     scales = [float(source.codes.scale) for source in (a, b)]
     if match.node.op_type == "Add":
         quotients = [scale / y_scale for scale in scales]
-        if max(quotients) > _LARGEST_QUOTIENT:
-            raise NotRewrittenError("its scale is too small for the sum")
+        stays_if(max(quotients) > _LARGEST_QUOTIENT, "its scale is too small for the sum")
         exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
     else:
         exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / y_scale)
-    if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
-        raise NotRewrittenError("its scale is too small")
+    stays_if(max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20, "its scale is too small")
     _check_ties(match, exact)
 
 
@@ -211,8 +203,7 @@ def _check_division(graph: Graph, match: Match) -> None:
     if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
         raise NotRewrittenError("its divisor is not a constant, or extreme")
     exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
-    if np.abs(exact).max() > 2.0**20:
-        raise NotRewrittenError("its scale is too small")
+    stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
     _check_ties(match, exact, needs_none=math.frexp(divisor)[0] != 0.5)
 
@@ -247,8 +238,7 @@ def _check_pool(graph: Graph, match: Match) -> None:
     if is_average:
         # QLinearAveragePool adds floats.
         most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
-        if most * max(1.0, quotient) > _MOST_POOLED:
-            raise NotRewrittenError("its sums are too large")
+        stays_if(most * max(1.0, quotient) > _MOST_POOLED, "its sums are too large")
         sums = np.arange(-255 * most, 255 * most + 1) * quotient
         for count in range(1, most + 1):  # at the edges there are fewer elements
             _check_ties(match, sums / count)
@@ -258,16 +248,14 @@ def _check_same_codes(graph: Graph, match: Match) -> None:
     """Raise NotRewrittenError unless inputs and output have one scale and one zero point."""
     for source in match.sources:
         one, other = source.codes, match.target.codes
-        if one.scale != other.scale:
-            raise NotRewrittenError("it quantizes with another scale")
+        stays_if(one.scale != other.scale, "it quantizes with another scale")
         if (one.zero_point, one.element_type) != (other.zero_point, other.element_type):
             raise NotRewrittenError("it quantizes with another zero point")
 
 
 def _check_max_pool(graph: Graph, match: Match) -> None:
     _check_same_codes(graph, match)
-    if graph.model.opset_imports[""] < 12:
-        raise NotRewrittenError("MaxPool has no codes")
+    stays_if(graph.model.opset_imports[""] < 12, "MaxPool has no codes")
 
 
 _OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

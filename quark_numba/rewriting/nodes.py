@@ -16,10 +16,11 @@ from onnx import shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator, Quantize
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import NotRewrittenError, counted, reraise_of_signal_handler
+from ..errors import counted, reraise_of_signal_handler
 from ..models import protos, tensors
 from .onnx_runtime import has_operator
 from .stand_ins import skeleton
@@ -132,10 +133,6 @@ class Values:
     def forget_inferred(self) -> None:
         """Let types and shapes be inferred again, after nodes of other operators were written."""
         self._inferred = None
-
-
-class Invalid(str):
-    """The reason of a node that is not valid, or that is behind one."""
 
 
 @dataclass(eq=False)
@@ -329,15 +326,12 @@ class Nodes(Values):
         value as their input `index`. `what` and `unused` are what messages call the value. Raise NotRewrittenError if the codes
         have another user or no user, or if one of the dequantize nodes stays as it is."""
         value = value or node.y
-        if value.is_graph_output():
-            raise NotRewrittenError(f"{what} are an output of its graph")
-        if not value.uses():
-            raise NotRewrittenError(f"nothing uses {unused}")
+        stays_if(value.is_graph_output(), f"{what} are an output of its graph")
+        stays_if(not value.uses(), f"nothing uses {unused}")
         followers = []
         for user, at in value.uses():
             follower = self.node(user)
-            if user.graph is not node.node.graph:
-                raise NotRewrittenError(f"{what} are used in another graph")
+            stays_if(user.graph is not node.node.graph, f"{what} are used in another graph")
             if follower and at == index and follower in self.reasons:
                 raise NotRewrittenError(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
             if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):

@@ -6,7 +6,7 @@ import graphlib
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import onnx
 import onnx_ir as ir
@@ -66,30 +66,25 @@ STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_
 CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
 
 
-@overload
-def optimize(
-    model: onnx.ModelProto | str | os.PathLike[str],
-    out: None = None,
-    *,
-    keep_quantized_weights: bool = False,
-    qdq: Qdq = "auto",
-    operators: Operators = "custom",
-    regions: bool = True,
-    keep_initializers_as_inputs: bool = True,
-) -> onnx.ModelProto: ...
+class Options(TypedDict, total=False):
+    """The arguments of `optimize` that may only be given by name."""
+
+    keep_quantized_weights: bool
+    qdq: Qdq
+    operators: Operators
+    regions: bool
+    keep_initializers_as_inputs: bool
+
+
+_Path = str | os.PathLike[str]
 
 
 @overload
-def optimize(
-    model: onnx.ModelProto | str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    keep_quantized_weights: bool = False,
-    qdq: Qdq = "auto",
-    operators: Operators = "custom",
-    regions: bool = True,
-    keep_initializers_as_inputs: bool = True,
-) -> None: ...
+def optimize(model: onnx.ModelProto | _Path, out: None = None, **options: Unpack[Options]) -> onnx.ModelProto: ...
+
+
+@overload
+def optimize(model: onnx.ModelProto | _Path, out: _Path, **options: Unpack[Options]) -> None: ...
 
 
 def optimize(

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Quantize
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import UINT8
-from ..errors import NotRewrittenError
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import Affine, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
-from ..errors import NotRewrittenError
 from ..linear.operators import OPERATORS as LINEAR
 from .graph import Graph
 from .nodes import Node, Operand
@@ -65,14 +65,11 @@ def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
     """Raise NotRewrittenError if one step would not return the same as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
-    if not quantize.has_same_parameters(dequantize):
-        raise NotRewrittenError("the dequantize node behind it has other parameters")
+    stays_if(not quantize.has_same_parameters(dequantize), "the dequantize node behind it has other parameters")
     if codes is not None and codes.name not in PAIR.formats:
         raise NotRewrittenError(f"{PAIR.full_name} has no {codes.name}")
-    if scale not in (None, FLOAT32):
-        raise NotRewrittenError("its scale is not float32")
-    if quantize.has_other_type or dequantize.has_other_type:
-        raise NotRewrittenError("it computes in another type than float32")
+    stays_if(scale not in (None, FLOAT32), "its scale is not float32")
+    stays_if(quantize.has_other_type or dequantize.has_other_type, "it computes in another type than float32")
     if node.is_standard and not graph.inferred_type(quantize.x.value) is scale is FLOAT32:
         raise NotRewrittenError("its x and its scale are not both known to be float32")
 

@@ -10,15 +10,15 @@ import onnx_ir as ir
 
 from ..block.granularity import MOST_IN_REGISTERS, MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32
-from ..errors import NotRewrittenError
 from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Invalid, Node, Operand
+from .nodes import Node, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -110,8 +110,7 @@ class _Steps:
 
     def _round_trip(self, node: Node, meaning: RoundTrip[Operand]) -> Step:
         scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
-        if meaning.block_size:
-            raise NotRewrittenError("its scales are blocked")
+        stays_if(meaning.block_size, "its scales are blocked")
         if scale is None or zero_point is None or scale.dtype != FLOAT32.dtype:
             raise NotRewrittenError("its scale or its zero point is not a constant")
         if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
@@ -127,25 +126,20 @@ class _Steps:
                 if shape is None:
                     raise NotRewrittenError("it has several scales, and the rank of its x is not known")
                 axis -= len(shape)
-            if scale.ndim != 1 or axis >= 0:
-                raise NotRewrittenError(Invalid("not valid: its scales do not fit its axis"))
+            stays_if(scale.ndim != 1 or axis >= 0, Invalid("not valid: its scales do not fit its axis"))
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
     def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
-        if meaning.operator not in BLOCK_ROUND_TRIPS:
-            raise NotRewrittenError(f"{_REGION.full_name} has no {node.full_name}")
+        stays_if(meaning.operator not in BLOCK_ROUND_TRIPS, f"{_REGION.full_name} has no {node.full_name}")
         shape = self.graph.shape(node.x)
-        if not self._is_float32(node.x):
-            raise NotRewrittenError(f"{_REGION.full_name} has no blocks of another type than float32")
+        stays_if(not self._is_float32(node.x), f"{_REGION.full_name} has no blocks of another type than float32")
         if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
             raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
-        if not -len(shape) <= axis < 0:
-            raise NotRewrittenError(Invalid("not valid: its axis is out of range"))
+        stays_if(not -len(shape) <= axis < 0, Invalid("not valid: its axis is out of range"))
         most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
-        if meaning.block_size > most:
-            raise NotRewrittenError(f"its blocks have more than {most} elements")
+        stays_if(meaning.block_size > most, f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 

@@ -19,11 +19,11 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
 from ..declaration import Builder, Shape, Tensor
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import ElementType
-from ..errors import NotRewrittenError
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
-from .nodes import Invalid, Node, Operand
+from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -231,5 +231,4 @@ class _Nodes(Builder[Operand]):
 
     def _check_type(self, number: int, known: Collection[str], made: ir.Node) -> None:
         name = onnx.TensorProto.DataType.Name(number).lower()
-        if f"tensor({name})" not in known:
-            raise NotRewrittenError(f"opset {self.opset} has no {made.op_type} of {name}")
+        stays_if(f"tensor({name})" not in known, f"opset {self.opset} has no {made.op_type} of {name}")

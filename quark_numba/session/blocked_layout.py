@@ -21,7 +21,8 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..errors import NotRewrittenError, errors_named
+from ..declaration.reasons import NotRewrittenError
+from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, entry, register

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import FLOAT32
-from ..errors import NotRewrittenError
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS

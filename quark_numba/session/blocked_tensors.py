@@ -10,8 +10,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
+from ..declaration.reasons import NotRewrittenError
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
-from ..errors import NotRewrittenError, reraise_of_signal_handler
+from ..errors import reraise_of_signal_handler
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
 from ..rewriting.stand_ins import InferenceStandIns

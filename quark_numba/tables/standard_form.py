@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand
+from ..declaration.reasons import NotRewrittenError
 from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import FLOAT32, INT32
-from ..errors import NotRewrittenError
 from .calls import Rule, convert, rule
 from .granularity import NO_AXIS, THRESHOLD, shape_of
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ...block.granularity import Blocks, block_shape
 from ...block.operators import FORMATS as BLOCK_FORMATS
 from ...declaration import Affine, BlockRoundTrip, FakeQuantize
+from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32, ElementType, find
-from ...errors import NotRewrittenError
 from ...fake_quantization.key import CASTS, FORMS
 from ...rewriting.nodes import Operand
 

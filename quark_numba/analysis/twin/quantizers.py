@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Quantize
+from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32
-from ...errors import NotRewrittenError
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select

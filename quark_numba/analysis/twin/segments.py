@@ -16,8 +16,9 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
+from ...declaration.reasons import NotRewrittenError
 from ...element_types.tensors import from_tensor_proto
-from ...errors import ModelError, NotRewrittenError, errors_named
+from ...errors import ModelError, errors_named
 from ...models import model_files
 from ...models.protos import in_memory, used_names
 from ...rewriting.nodes import have_same_bits
