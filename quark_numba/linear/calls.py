@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,7 +193,10 @@ def checked(
 ) -> Conversion:
     """Return the conversion of a call with these arguments, which have these names in messages. `dtype` specifies the type of
     the codes, or of y for "dequantize". Raises TypeError or ValueError if an argument is invalid."""
-    allowed = functools.partial(_types, version, operation)
+
+    def allowed(operand: Operand) -> tuple[ElementType, ...]:
+        return getattr(version, operand) if version else types(operation, operand)
+
     is_dequantize = operation == "dequantize"
     # Python integers become codes of the type of the zero point; without one, int32.
     default = (find(getattr(zero_point, "dtype", None)) or INT32) if is_dequantize else FLOAT32
@@ -229,10 +231,6 @@ def _version(operation: Operation, opset: Any) -> Version | None:
     if version is None:
         raise ValueError(f"opset is {opset}; expected {VERSIONS[0].since_version}..{LATEST_OPSET}")
     return version
-
-
-def _types(version: Version | None, operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
-    return getattr(version, operand) if version else types(operation, operand)
 
 
 def _check_attributes(version: Version, attributes: Mapping[str, Any], names: Names) -> None:

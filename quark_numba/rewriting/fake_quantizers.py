@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +38,15 @@ def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -
     graph.reasons[made] = ALONE
 
 
+def array_of(meaning: FakeQuantize[Operand], name: str) -> NDArray[Any]:
+    """Return a parameter. Raise NotRewrittenError if it is not a constant."""
+    given = meaning.parameters[name]
+    array = given.array if isinstance(given, Operand) else np.asarray(given)
+    if array is None:
+        raise NotRewrittenError(f"its {name} is not a constant")
+    return array
+
+
 def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
     """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
     NotRewrittenError if they are not known, or not valid."""
@@ -43,10 +54,7 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
     try:
         key = key_of(meaning)
         for name in FORMS[key.form].parameters:
-            given = meaning.parameters[name]
-            array = given.array if isinstance(given, Operand) else np.asarray(given)
-            if array is None:
-                raise NotRewrittenError(f"its {name} is not a constant")
+            array = array_of(meaning, name)
             if array.size == 1:
                 array = array.reshape(())  # of any rank, and x need not have it
             elif shape is None:

@@ -251,15 +251,13 @@ class Nodes(Values):
             if ir_attribute.type.name == attribute.kind:
                 given[attribute.name] = ir_attribute.value
             else:
-                self._leave_as_invalid(node, f"its attribute {attribute.name} is a {ir_attribute.type.name}")
+                node.is_valid = False
+                self.reasons[node] = f"its attribute {attribute.name} is a {ir_attribute.type.name}"
         try:
             node.attributes = node.operator.values(given)
             self.meaning(node)
         except ValueError as error:
-            self._leave_as_invalid(node, Invalid(f"not valid: {error}"))
-
-    def _leave_as_invalid(self, node: Node, why: str) -> None:
-        node.is_valid, self.reasons[node] = False, why
+            node.is_valid, self.reasons[node] = False, Invalid(f"not valid: {error}")
 
     # The nodes, and why they stay as they are.
 

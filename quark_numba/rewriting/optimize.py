@@ -204,10 +204,6 @@ class Optimized:
         self.source.check()
         return result
 
-    @property
-    def not_standard(self) -> list[tuple[str, str]]:
-        return not_standard(self.left)
-
     def check_operators(self) -> None:
         """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package's is left."""
         if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
@@ -288,23 +284,18 @@ def optimized(
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
 
 
-def not_standard(left: Counter[tuple[str, str]], operators: Operators = "standard") -> list[tuple[str, str]]:
-    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own, and for "cuda"
-    those that GPUs run. A node that was not folded is left in another sense."""
-    return [
-        (name, why)
-        for name, why in left
+def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
+    """Return which nodes of this package's operators are left, for a message; "": none. ONNX's own are none of these, nor for
+    "cuda" those that GPUs run. A node that was not folded is left in another sense."""
+    nodes = (
+        f"{counted(number, 'node', 'nodes')} {name}: {why}"
+        for (name, why), number in left.items()
         if (operator := OPERATORS.find(*name.split("::")))
         and not name.startswith(_ONNX)
         and not (operators == "cuda" and operator.runs_on_gpus)
         and why != constants.INPUT
-    ]
-
-
-def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
-    """Return the same for a message; "": there are none."""
-    nodes = not_standard(left, operators)
-    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in nodes)
+    )
+    return "; ".join(nodes)
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

@@ -57,9 +57,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
-    if not graph.is_valid(node):
-        return False
-    if graph.operators == "cuda" and node.operator.runs_on_gpus:
+    if not graph.is_valid(node) or (graph.operators == "cuda" and node.operator.runs_on_gpus):
         return False
     return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..declaration.reasons import NotRewrittenError
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
@@ -70,13 +70,11 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
-    if len(node.output) > 1:
-        raise NotRewrittenError("it has a second output, of indices")
+    stays_if(len(node.output) > 1, "it has a second output, of indices")
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise NotRewrittenError("it has ceil_mode or auto_pad")
-    if "Max" in node.op_type and not x.is_number:
-        raise NotRewrittenError("its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
+    stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
@@ -109,8 +107,7 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Transpose to channels last by a reorder to channels last."""
     x = tensors.already_in_blocks(node.input[0])
-    if perm(node) != [0, 2, 3, 1]:
-        raise NotRewrittenError("it does not move the channels to the last axis")
+    stays_if(perm(node) != [0, 2, 3, 1], "it does not move the channels to the last axis")
     tensors.append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
 
 
@@ -137,22 +134,18 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         raise NotRewrittenError("it has blocks along another axis than that of channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
         raise NotRewrittenError("it has scales along an axis")
-    if "block_size" in attributes and attributes["block_size"].i:
-        raise NotRewrittenError("it is in the blocked layout already")
+    stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
     if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
         raise NotRewrittenError("it casts an input")
     operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
-    if not any(name in tensors.tensors and channels[name] > 1 for name in operands):
-        raise NotRewrittenError(NOT_IN_BLOCKS)
+    stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
-    if len(counts) > 1:
-        raise NotRewrittenError("its inputs have different numbers of channels")
+    stays_if(len(counts) > 1, "its inputs have different numbers of channels")
     (count,) = counts
     added = (name for name in operands if name not in tensors.tensors and name not in tensors.constants)
-    if count % ALIGNMENT and any(channels[name] > 1 for name in added):
-        raise NotRewrittenError(NOT_ALIGNED)
+    stays_if(count % ALIGNMENT and any(channels[name] > 1 for name in added), NOT_ALIGNED)
     names = {}
     for name in operands:
         if name in tensors.constants:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..declaration.reasons import NotRewrittenError
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import reraise_of_signal_handler
 from ..models import model_files
@@ -91,8 +91,7 @@ class BlockedTensors:
         tensor = self.tensors.get(name)
         if tensor and (tensor.has_zeros or not zeros):
             return tensor.name
-        if channels % ALIGNMENT:
-            raise NotRewrittenError(NOT_ALIGNED)
+        stays_if(channels % ALIGNMENT, NOT_ALIGNED)
         if tensor:
             self.reorder_output(name)
         reordered = Blocked(self._name(), channels, True)
@@ -108,8 +107,7 @@ class BlockedTensors:
 
     def already_in_blocks(self, name: str) -> Blocked:
         """Return a tensor that is in blocks already. Raise NotRewrittenError if it is not."""
-        if name not in self.tensors:
-            raise NotRewrittenError(NOT_IN_BLOCKS)
+        stays_if(name not in self.tensors, NOT_IN_BLOCKS)
         return self.tensors[name]
 
     def channels(self, name: str) -> int:
@@ -119,14 +117,12 @@ class BlockedTensors:
             return self.tensors[name].channels
         if name in self.constants:
             dims = self.constants[name].dims
-            if len(dims) > 4:
-                raise NotRewrittenError("a constant has more than four dimensions")
+            stays_if(len(dims) > 4, "a constant has more than four dimensions")
             return dims[-3] if len(dims) > 2 else 1
         shape = self.shapes.get(name)
         if shape is None:
             raise NotRewrittenError("the shape of an input is not known")
-        if len(shape) != 4:
-            raise NotRewrittenError("an input does not have four dimensions")
+        stays_if(len(shape) != 4, "an input does not have four dimensions")
         if shape[1] is None:
             raise NotRewrittenError("the number of channels is not known")
         return shape[1]

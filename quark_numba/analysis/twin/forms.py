@@ -17,6 +17,7 @@ from ...declaration import Affine, BlockRoundTrip, FakeQuantize
 from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32, ElementType, find
 from ...fake_quantization.key import CASTS, FORMS
+from ...rewriting.fake_quantizers import array_of
 from ...rewriting.nodes import Operand
 
 Array = NDArray[Any]
@@ -167,13 +168,7 @@ def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array]
         element_type = find(meaning.form)
         assert element_type
         return Values(meaning.form, element_type.bits, {}, apply, (float(element_type.lowest), float(element_type.highest)))
-    arrays: dict[str, Array] = {}
-    for name in FORMS[meaning.form].parameters:
-        given = meaning.parameters[name]
-        array = given.array if isinstance(given, Operand) else np.asarray(given)
-        if array is None:
-            raise NotRewrittenError(f"its {name} is not a constant")
-        arrays[name] = array
+    arrays = {name: array_of(meaning, name) for name in FORMS[meaning.form].parameters}
     is_per_tensor = all(array.size == 1 for array in arrays.values())
     parameters = {name: _range(array) for name, array in arrays.items()}
     return Values(*_type_of(arrays), parameters, apply, _saturation_limits(apply) if is_per_tensor else None)
