@@ -87,22 +87,17 @@ class LinearOperator:
 
     @property
     def declaration(self) -> Operator:
-        version, names = self.version, self.common.names
+        version, common, names = self.version, self.common, self.common.names
         operation, given, is_own = version.operation, version.attributes, version.domain == OWN_DOMAIN
         scale_variable, y_variable = "T1" if version.scale_as_x else "T2", "T3"
-        types = {
-            "T1": version.x,
-            scale_variable: version.scale,
-            "T3": version.y,
-            self.common.zero_point.variable: version.quantized,
-        }
+        types = {"T1": version.x, scale_variable: version.scale, "T3": version.y, common.zero_point.variable: version.quantized}
         if operation == "dequantize" and version.y == version.scale and "output_dtype" not in given:
             y_variable = scale_variable
             del types["T3"]
         inputs = (
             Parameter(names.x, "T1", f"What to {operation.replace('_', ' and ')}."),
             Parameter(names.scale, scale_variable, _BLOCKED_SCALE if "block_size" in given else _SCALE),
-            self.common.zero_point,
+            common.zero_point,
         )
         source = f"\n\nAMD Quark's documentation, {version.name} - 1." if version.domain == "com.amd.quark" else ""
         faults = [number for number in FAULTS if self.has_zero_point or number != ZERO_POINT_SHAPE]
@@ -113,7 +108,7 @@ class LinearOperator:
             name=version.name,
             since_version=version.since_version,
             operation=operation,
-            doc=self.common.doc + source,
+            doc=common.doc + source,
             types=types,
             inputs=inputs if self.has_zero_point else inputs[:2],
             outputs=(Parameter("y", y_variable, "Of the shape of x."),),

@@ -67,8 +67,7 @@ def _codes_and_scales(
         for part in (read(*span) for span in spans(codes)):
             part_codes, part_scales = on_one_thread(stored.of, part)
             scale_type = find(part_scales.dtype)
-            if scale_type is None or not scale_type.has_tensors(RELEASE):
-                raise NotRewrittenError("ONNX Runtime has no tensors of its scales")
+            stays_if(scale_type is None or not scale_type.has_tensors(RELEASE), "ONNX Runtime has no tensors of its scales")
             y = on_one_thread(_DEQUANTIZE.call, part_codes, part_scales, **attributes)
             (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.
