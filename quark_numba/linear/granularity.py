@@ -53,8 +53,8 @@ class Loop(NamedTuple):
     - If `vary` is False, a row of scales is one scale. All elements of the block share it.
     - If `vary` is True, a row of scales is as long as a row of x. Element i of each row of the block has scale i.
 
-    Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is
-    Loop(4, 1, 6, 4, False), of axis 1 Loop(1, 1, 12, 1, True), for two rows. Blocks of 2 along axis 0, with scales of shape (2, 6), are
+    Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is Loop(4,
+    1, 6, 4, False), of axis 1 Loop(1, 1, 12, 1, True), for two rows. Blocks of 2 along axis 0, with scales of shape (2, 6), are
     Loop(4, 2, 6, 2, True); along axis 1, with scales of shape (4, 3), Loop(6, 2, 1, 12, False).
 
     If there are fewer scales than `rows` rows need, they are repeated before the kernel is called: a short row is repeated
