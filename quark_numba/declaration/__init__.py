@@ -1,6 +1,6 @@
 """The declaration of an operator: its types, inputs and attributes, how it is computed, and what its nodes mean.
 
-Registration with ONNX Runtime, schemas, the reference evaluator, the optimiser, the command and the tables of the documentation
+Registration with ONNX Runtime, schemas, the reference evaluator, the optimizer, the command and the tables of the documentation
 read the declarations. None of them knows an operator by name."""
 
 from .meaning import (

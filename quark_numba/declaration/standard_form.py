@@ -100,7 +100,7 @@ class Builder(ABC, Generic[AnyOperand]):
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
         """Return x with 0 in the place of -0.
 
-        ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
+        ONNX Runtime's optimizers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
         shape = self._shape_of_several(x)
         return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
@@ -119,7 +119,7 @@ class Builder(ABC, Generic[AnyOperand]):
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
 
-        It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
+        It is written as a subtraction, as ONNX Runtime's optimizers fuse an Add with a Conv or MatMul in front of it."""
         if not is_constant(number):
             return self("Add", x, number)
         bits = np.asarray(number, np.float32).view(np.uint32)

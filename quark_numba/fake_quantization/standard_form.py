@@ -285,7 +285,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
 
 def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
     """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
-    one. Its optimisers exchange the two behind a Not, which therefore is an Xor."""
+    one. Its optimizers exchange the two behind a Not, which therefore is an Xor."""
     if not _has_negative_zero(number):
         return op("Where", where, number, y)
     return op("Where", op("Xor", where, np.array(True)), y, number)

@@ -1,6 +1,6 @@
 """Rewrite groups of ONNX's own 8-bit nodes, with the operators between them, into ONNX Runtime's integer operators.
 
-ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimised model, and also fuses float tensors
+ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimized model, and also fuses float tensors
 that were never 8 bits. Here an operator is rewritten only if the integer operator gives what the nodes as written give: its
 sums are exact, and one float32 factor scales them. So a code differs by at most one, and only if the result is within a
 thousandth of a step of the middle between two codes.

@@ -188,7 +188,7 @@ def optimize(
 
 @dataclass
 class Optimized:
-    """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
+    """An optimized model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
     `rewritten` is the model whose large tensors may still have to be read or computed."""
 
     source: model_files.Source
@@ -221,7 +221,7 @@ class Optimized:
             for file in (target, f"{target}.data"):
                 for what, others in (("has tensors of", self.source.files), ("is", [original] if original else [])):
                     if files.is_one_of(file, others):
-                        raise ModelError(f"{file} {what} the original model; expected another name for the optimised one")
+                        raise ModelError(f"{file} {what} the original model; expected another name for the optimized one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 
@@ -238,7 +238,7 @@ def optimized(
     integers: Integers = "anywhere",
     has_other_providers: bool = False,
 ) -> Optimized:
-    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
+    """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
     `integers`: where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model
     is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""

@@ -1,6 +1,6 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
-ONNX Runtime's optimisers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
+ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
 not do in the model as written. They quantize folded weights anew, turn a dequantize node and a MatMul into a product that
 quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
 stay."""
@@ -25,7 +25,7 @@ from .standard_operators import is_run_by_onnx_runtime
 
 RENAMED = "renamed: this package runs it"
 
-# The names, in any domain, by which ONNX Runtime's optimisers know quantization nodes.
+# The names, in any domain, by which ONNX Runtime's optimizers know quantization nodes.
 NAMES = ("QuantizeLinear", "DequantizeLinear")
 _ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 

@@ -1,6 +1,6 @@
 """Write every node of the package's operators in its standard form: ONNX's standard operators alone, with the same bits.
 
-Any execution provider runs such a model. ONNX Runtime's optimisers do not know that it quantizes."""
+Any execution provider runs such a model. ONNX Runtime's optimizers do not know that it quantizes."""
 
 from __future__ import annotations
 

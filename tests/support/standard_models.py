@@ -18,7 +18,7 @@ from rewritten_models import names_of
 from quark_numba.rewriting.constants import INPUT
 from quark_numba.rewriting.optimize import not_standard_as_text, optimized
 
-# Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimises as it does by default.
+# Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimizes as it does by default.
 plain_session = functools.partial(session, backend=None, threads=1, level="DISABLE_ALL")
 LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 
