@@ -82,7 +82,7 @@ def quantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out, rechunk)
-    return checked(Names(), "quantize", _version("quantize", opset), *arguments, *options)
+    return check_arguments(Names(), "quantize", _version("quantize", opset), *arguments, *options)
 
 
 @planned
@@ -133,7 +133,7 @@ def dequantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     names, arguments = Names(dtype="output_dtype"), (x, scale, zero_point, axis, block_size, output_dtype)
-    return checked(names, "dequantize", _version("dequantize", opset), *arguments, out=out, rechunk=rechunk)
+    return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out, rechunk=rechunk)
 
 
 @planned
@@ -173,10 +173,10 @@ def quantize_dequantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out, rechunk)
-    return checked(Names(), "quantize_dequantize", None, *arguments, *options)
+    return check_arguments(Names(), "quantize_dequantize", None, *arguments, *options)
 
 
-def checked(
+def check_arguments(
     names: Names,
     operation: Operation,
     version: Version | None,

@@ -14,13 +14,13 @@ from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
 from . import standard_form
-from .calls import checked
+from .calls import check_arguments
 from .conversions import convert
 from .granularity import FAULTS, ZERO_POINT_SHAPE, Names, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Operation, Version
 
 
-class _Operation(NamedTuple):
+class _Common(NamedTuple):
     """What the versions of an operation have in common."""
 
     names: Names
@@ -29,21 +29,21 @@ class _Operation(NamedTuple):
     doc: str
 
 
-_OPERATIONS: dict[Operation, _Operation] = {
-    "quantize": _Operation(
+_COMMON: dict[Operation, _Common] = {
+    "quantize": _Common(
         Names("x", "y_scale", "y_zero_point", "output_dtype"),
         Quantize,
         Parameter("y_zero_point", "T3", "Of the shape of y_scale. Its type is that of y. Default: 0, uint8.", "optional"),
         "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each index along "
         "`axis`. For integer types the quotient is rounded, half to even, before the zero point is added.",
     ),
-    "dequantize": _Operation(
+    "dequantize": _Common(
         Names("x", "x_scale", "x_zero_point", "output_dtype"),
         Dequantize,
         Parameter("x_zero_point", "T1", "Of the shape of x_scale and the type of x. Default: 0.", "optional"),
         "y = (x - x_zero_point) * x_scale, with the scale and zero point of the whole tensor or of each index along `axis`.",
     ),
-    "quantize_dequantize": _Operation(
+    "quantize_dequantize": _Common(
         Names(),
         RoundTrip,
         Parameter("zero_point", "T4", "Of the shape of scale, and of the quantized type.", "required"),
@@ -82,8 +82,8 @@ class LinearOperator:
     uint8_holds: ElementType | None = None
 
     @property
-    def common(self) -> _Operation:
-        return _OPERATIONS[self.version.operation]
+    def common(self) -> _Common:
+        return _COMMON[self.version.operation]
 
     @property
     def declaration(self) -> Operator:
@@ -141,7 +141,8 @@ class LinearOperator:
             has_one_type = bool(version.domain) and len(version.y) == 1
         dtype = version.y[0].number if has_one_type else output_dtype or None
         given = {"dtype": dtype, "precision": precision or None, **rest}
-        return convert(checked(names, version.operation, None if version.domain else version, x, scale, zero_point, **given))
+        of_onnx = None if version.domain else version
+        return convert(check_arguments(names, version.operation, of_onnx, x, scale, zero_point, **given))
 
     def _held_codes(self, array: Any) -> Any:
         holds = self.uint8_holds
