@@ -47,7 +47,7 @@ class Analysis:
     outputs : errors of the quantized model's outputs against the reference's
     unmatched : names of rounded tensors that cannot be measured, or not in full, with the reasons
     samples, batches : numbers of samples and batches, as in `evaluate`
-    optimizations : errors of the outputs with ONNX Runtime's optimisations against the outputs without them, for the first
+    optimizations : errors of the outputs with ONNX Runtime's optimizations against the outputs without them, for the first
         batch; if the model does not run with them, the reason is in `unmatched`
     twin : with a reference, errors of the float twin's outputs against the reference's
     sweep : with `sweep`, the effects on the outputs, the worst first
@@ -234,7 +234,7 @@ class _Analyzer:
         self.reference = None  # a session of the whole model needs the memory
         optimized = self.optimizations(first, outputs, unmatched)
         analysis.optimizations = _output_errors(optimized)
-        analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
+        analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimizations": [optimized]})
         analysis.not_compared |= self.random
         return analysis
 
@@ -308,7 +308,7 @@ class _Analyzer:
         try:
             return self.compare(sessions.run(self.session_of(self.recipe.model, "the model"), feed), outputs)
         except ModelError as error:
-            unmatched["ONNX Runtime's optimisations"] = str(error)
+            unmatched["ONNX Runtime's optimizations"] = str(error)
             return Comparison()
 
     def at_points(self, configs: list[Config], batch: Batch) -> _Points:

@@ -112,7 +112,7 @@ def evaluate(
     Parameters
     ----------
     model : path, or onnx.ModelProto
-        The quantized model; it runs as it is written, with ONNX Runtime's optimisations. With other execution providers than
+        The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With other execution providers than
         the CPU's (`execution`), it runs in ONNX's standard operators.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.

@@ -44,7 +44,7 @@ def outputs(analysis: Analysis) -> str:
     if analysis.twin:
         parts.append(_outputs("Without its quantization nodes, against the reference", analysis.twin))
     if analysis.optimizations:
-        title = "With ONNX Runtime’s optimisations, against the model without them, in the first batch"
+        title = "With ONNX Runtime’s optimizations, against the model without them, in the first batch"
         parts.append(_outputs(title, analysis.optimizations))
     return section("Outputs", "".join(parts) + _not_compared(analysis.not_compared))
 

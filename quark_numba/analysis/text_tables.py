@@ -50,7 +50,7 @@ def of_analysis(analysis: Analysis, top: int) -> Iterator[Table]:
     if analysis.twin:
         yield outputs("Without its quantization nodes, against the reference", analysis.twin)
     if any(row.sqnr_db != math.inf for row in analysis.optimizations):
-        title = "With ONNX Runtime's optimisations, against the model without them, in the first batch"
+        title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
         yield outputs(title, analysis.optimizations)
     yield _tensors(analysis, top)
     if analysis.sweep:

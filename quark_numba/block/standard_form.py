@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import (
     LARGEST,
     half_away_from_zero,
@@ -22,7 +23,7 @@ from ..declaration.standard_arithmetic import (
     power_of_two,
     sign,
 )
-from ..declaration.standard_form import Builder, NoStandardForm, int64s
+from ..declaration.standard_form import Builder, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
 from .granularity import Blocks
@@ -181,8 +182,7 @@ def nvidia_quantizer(
     if 0 in shape:
         axis = int(attributes["axis"]) % len(shape)
         shape[axis] = (shape[axis] or 0) // int(attributes["block_size"])
-        if None in shape:
-            raise NoStandardForm("its x has no elements, and lengths that are not known")
+        stays_if(None in shape, "its x has no elements, and lengths that are not known")
         none: Any = np.zeros(shape, np.float32)
         return [op.cast(inputs[0], nvidia.codes), op("Cast", none, to=scales.number)]
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
@@ -335,11 +335,11 @@ def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Seque
 
 
 def _shape(op: Builder[AnyOperand], x: AnyOperand) -> list[int | None]:
-    op.rank(x)  # raises NoStandardForm
+    op.rank(x)  # raises NotRewrittenError
     return list(op.shape(x) or ())
 
 
 def _type_of(x: AnyOperand) -> ElementType:
     if x.element_type is None:
-        raise NoStandardForm("the type of its x is not known")
+        raise NotRewrittenError("the type of its x is not known")
     return x.element_type

@@ -1,6 +1,6 @@
 """The declaration of an operator: its types, inputs and attributes, how it is computed, and what its nodes mean.
 
-Registration with ONNX Runtime, schemas, the reference evaluator, the optimiser, the command and the tables of the documentation
+Registration with ONNX Runtime, schemas, the reference evaluator, the optimizer, the command and the tables of the documentation
 read the declarations. None of them knows an operator by name."""
 
 from .meaning import (
@@ -17,7 +17,7 @@ from .meaning import (
 )
 from .operator import Operator, held
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
-from .standard_form import Builder, NoStandardForm
+from .standard_form import Builder
 
 __all__ = [
     "Affine",
@@ -30,7 +30,6 @@ __all__ = [
     "FakeQuantize",
     "Kind",
     "Meaning",
-    "NoStandardForm",
     "Operator",
     "Option",
     "Overload",

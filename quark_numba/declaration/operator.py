@@ -51,7 +51,7 @@ class Operator(Schema):
     standard_form : callable, optional
         ``standard_form(op, inputs, attributes)`` with a ``Builder``, an ``Operand`` for each input, None for an omitted input,
         and values for all attributes. Writes nodes of ONNX's standard operators that compute the same, and returns an
-        ``Operand`` for each output. Raises ValueError for invalid attributes, and NoStandardForm. None: there is none.
+        ``Operand`` for each output. Raises ValueError for invalid attributes, and NotRewrittenError. None: there is none.
     like : callable, optional
         ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
         ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.

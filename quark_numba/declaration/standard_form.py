@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 
 from ..element_types import ElementType
 from .meaning import AnyOperand
+from .reasons import NotRewrittenError, stays_if
 from .schema import Shape
 
 # The inputs of nodes: operands, or constants.
 Given = Any
-
-
-class NoStandardForm(Exception):  # noqa: N818
-    """A node cannot be written in ONNX's standard operators; the message gives the reason."""
 
 
 class Builder(ABC, Generic[AnyOperand]):
@@ -43,7 +40,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
     @abstractmethod
     def __call__(self, op_type: str, *inputs: Given, **attributes: Any) -> AnyOperand:
-        """Write a node with one output, and return that. Raise NoStandardForm if the opset has no such operator."""
+        """Write a node with one output, and return that. Raise NotRewrittenError if the opset has no such operator."""
 
     @abstractmethod
     def shape(self, x: AnyOperand) -> Shape | None:
@@ -64,10 +61,10 @@ class Builder(ABC, Generic[AnyOperand]):
         """Whether 0 and -0 in the node's output may make a difference."""
 
     def rank(self, x: AnyOperand) -> int:
-        """Return the number of dimensions. Raise NoStandardForm if it is not known."""
+        """Return the number of dimensions. Raise NotRewrittenError if it is not known."""
         shape = self.shape(x)
         if shape is None:
-            raise NoStandardForm("the rank of its x is not known")
+            raise NotRewrittenError("the rank of its x is not known")
         return len(shape)
 
     # Operators whose form depends on the opset, or on what is given.
@@ -103,7 +100,7 @@ class Builder(ABC, Generic[AnyOperand]):
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
         """Return x with 0 in the place of -0.
 
-        ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
+        ONNX Runtime's optimizers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
         shape = self._shape_of_several(x)
         return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
@@ -111,18 +108,18 @@ class Builder(ABC, Generic[AnyOperand]):
     def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
         """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
         of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
-        NoStandardForm if no dimension of x is known to be more than 1."""
+        NotRewrittenError if no dimension of x is known to be more than 1."""
         if number.size != 1 or not self.is_beside_product:
             return number
         shape = self._shape_of_several(x)
         if shape is None:
-            raise NoStandardForm("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
+            raise NotRewrittenError("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
         return np.full(shape, number.reshape(()))
 
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
 
-        It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
+        It is written as a subtraction, as ONNX Runtime's optimizers fuse an Add with a Conv or MatMul in front of it."""
         if not is_constant(number):
             return self("Add", x, number)
         bits = np.asarray(number, np.float32).view(np.uint32)
@@ -134,8 +131,7 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return whether x >= bound, float32, for an operand or a constant array."""
         if self.opset >= 12:
             return self("GreaterOrEqual", x, bound)
-        if not is_constant(bound) or np.any(np.isneginf(bound)):
-            raise NoStandardForm(f"opset {self.opset} has no GreaterOrEqual")
+        stays_if(not is_constant(bound) or np.any(np.isneginf(bound)), f"opset {self.opset} has no GreaterOrEqual")
         return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
 
     def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:

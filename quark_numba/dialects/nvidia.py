@@ -9,7 +9,7 @@ from ..block.key import FLOAT8E4M3FN
 from ..block.operators import quantizer
 from ..declaration import Attribute, Operator
 from ..element_types import FLOAT8E8M0, UINT8, ElementType, named
-from ..linear.operators import operator
+from ..linear.operators import LinearOperator
 from ..linear.versions import Version
 
 _DOMAIN = "trt"
@@ -19,7 +19,7 @@ _FLOATS = named("float32 float16 bfloat16")
 def _quantize_linear(name: str, *, has_zero_point: bool) -> Operator:
     codes = (FLOAT8E4M3FN,)
     version = Version("quantize", _DOMAIN, name, 1, _FLOATS, _FLOATS, codes, codes, ("axis", "saturate"), scale_as_x=True)
-    return operator(version, has_zero_point=has_zero_point, uint8_holds=FLOAT8E4M3FN)
+    return LinearOperator(version, has_zero_point, FLOAT8E4M3FN).declaration
 
 
 def _dequantize(name: str, codes: tuple[ElementType, ...], scale: tuple[ElementType, ...], *attributes: str) -> Version:
@@ -28,12 +28,12 @@ def _dequantize(name: str, codes: tuple[ElementType, ...], scale: tuple[ElementT
 
 def _dequantize_linear(name: str, codes: str) -> Operator:
     version = _dequantize(name, (*named(codes), UINT8), _FLOATS, "axis", "block_size")
-    return operator(version, uint8_holds=FLOAT8E4M3FN)
+    return LinearOperator(version, uint8_holds=FLOAT8E4M3FN).declaration
 
 
 def _mxfp8_dequantize_linear(name: str) -> Operator:
     version = _dequantize(name, (FLOAT8E4M3FN,), (UINT8,), "axis", "block_size", "output_dtype")
-    linear = operator(version, has_zero_point=False, uint8_holds=FLOAT8E8M0)
+    linear = LinearOperator(version, False, FLOAT8E8M0).declaration
     defaults = {"axis": -1, "block_size": NVIDIA_MXFP8.block_size, "output_dtype": 1}
     attributes = (Attribute(attribute.name, defaults[attribute.name], attribute.doc) for attribute in linear.attributes)
     return replace(linear, attributes=tuple(attributes))

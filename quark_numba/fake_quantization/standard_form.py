@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand, FakeQuantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, NoStandardForm, along, is_constant, one
+from ..declaration.standard_form import Builder, Given, along, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from .calls import prepare
 from .key import FORMS, Key, select
@@ -36,7 +37,8 @@ _VARYING: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOperand:
-    """Write the nodes of a meaning, and return their output. Raise NoStandardForm; ValueError if the format is not valid."""
+    """Write the nodes of a meaning, and return their output. Raise NotRewrittenError; ValueError if the format is not
+    valid."""
     key = select(meaning.form, meaning.rounding_mode)
     given = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
     if any(is_constant(each) and not each.size for each in given.values()):
@@ -51,14 +53,13 @@ def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> l
     if key.form == "truncation" and ("out_scale" in varying or not np.isnan(given["out_scale"]).all()):
         places = {}
     for name in varying:
-        if name not in places:
-            raise NoStandardForm(f"its {name} is not a constant")
+        stays_if(name not in places, f"its {name} is not a constant")
     arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
     numbers: list[Given] = [one(number) for number in prepared]
     if varying and key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4])):
-        raise NoStandardForm("its scale is not a constant, and its largest value is beyond float32")
+        raise NotRewrittenError("its scale is not a constant, and its largest value is beyond float32")
     for name, parameter in varying.items():
         for place in places[name]:
             numbers[place] = parameter
@@ -83,8 +84,7 @@ def _of_threshold(op: Builder[AnyOperand], threshold: AnyOperand, bits: int, sig
     """Return the numbers for a threshold that is not constant: 2 ** -places times it, and the bounds. 1 - 2 ** -places is a
     float32 for up to 24 places."""
     places = bits - 1 if signed else bits
-    if not 1 <= places <= 24:
-        raise NoStandardForm("its threshold is not a constant")
+    stays_if(not 1 <= places <= 24, "its threshold is not a constant")
     low = op("Neg", threshold) if signed else np.zeros((), _f32)
     return [op("Mul", threshold, 2.0**-places), low, op("Mul", threshold, 1 - 2.0**-places)]
 
@@ -97,14 +97,14 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
     if array is None:
         shape, has_one = op.shape(operand), name in FORMS[meaning.form].single
         if not has_one and operand.element_type is not FLOAT32:
-            raise NoStandardForm(f"its {name} is neither a constant nor known to be float32")
+            raise NotRewrittenError(f"its {name} is neither a constant nor known to be float32")
         if has_one or (shape is not None and all(length == 1 for length in shape)):
             return op.reshape(operand, ()) if shape is None or len(shape) else operand
         rank = op.rank(meaning.x)
         if isinstance(meaning.axis, int):
             return op.reshape(operand, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
         if shape is None or len(shape) > rank:
-            raise NoStandardForm(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
+            raise NotRewrittenError(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
         return operand
     array = array.astype(_f32) if array.dtype == np.float64 else array
     if array.size == 1:
@@ -238,8 +238,7 @@ def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mod
 def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int) -> AnyOperand:
     """Return the step between the values of the format at v; NaN for NaN and Inf."""
     smallest = max(least + mantissa_bits, -126)
-    if smallest > 127:
-        raise NoStandardForm("its smallest normal value is beyond float32")
+    stays_if(smallest > 127, "its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
     if smallest >= _LEAST_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
@@ -278,7 +277,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     v = op.product(op.quotient(_minus(op, v, low), width), last)
     y = op.plus(op.product(op.quotient(op("Round", v), last), y_width), y_low)
     if _has_negative_zero(y_low, y_high) and not np.all((width > 0) & (y_width >= 0)):
-        raise NoStandardForm("a limit of its y is -0")  # y may be -0, too
+        raise NotRewrittenError("a limit of its y is -0")  # y may be -0, too
     if not is_high_clamped:
         y = _replaced(op, op("Greater", x, most), y_high, y)
     return y if is_low_clamped else _replaced(op, op.at_least(op("Neg", x), -least), y_low, y)
@@ -286,7 +285,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
 
 def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
     """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
-    one. Its optimisers exchange the two behind a Not, which therefore is an Xor."""
+    one. Its optimizers exchange the two behind a Not, which therefore is an Xor."""
     if not _has_negative_zero(number):
         return op("Where", where, number, y)
     return op("Where", op("Xor", where, np.array(True)), y, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -10,6 +11,7 @@ from ..arrays.arguments import array, element_type_of, index
 from ..checks import check_flags
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .conversions import Conversion, planned
+from .granularity import Names
 from .key import PRECISIONS, select
 from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
 
@@ -79,18 +81,8 @@ def quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    version = _version("quantize", opset)
-    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
-    codes, zeros = _codes(_types(version, "quantize", "quantized"), zero_point, dtype)
-    x_type = element_type_of(x_array.dtype, "x", _types(version, "quantize", "x"))
-    scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
-    scale_type = element_type_of(scales.dtype, "scale", scale_types)
-    check_flags(saturate=saturate, rechunk=rechunk)
-    precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
-    if version:
-        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=dtype, saturate=saturate, precision=precision)
-    key = select("quantize", x_type, scale_type, codes, codes, saturate=bool(saturate), precision=precision_type)
-    return Conversion(version, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
+    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out, rechunk)
+    return check_arguments(Names(), "quantize", _version("quantize", opset), *arguments, *options)
 
 
 @planned
@@ -116,17 +108,10 @@ def dequantize(
     ----------
     x : array_like of any type that `quantize` returns; any shape, strides and memory order
     scale : array_like of float32, float16, bfloat16 or float8e8m0
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
-        Any number of its type is valid, as in a model, and multiplies as IEEE 754 says. A number of Python is first rounded to
-        float32, which may give 0.
+        In the shapes that `quantize` takes. Any number of its type is valid, as in a model, and multiplies as IEEE 754 says. A
+        number of Python is first rounded to float32, which may give 0.
     zero_point : array_like of x's dtype, optional
         Same shape as `scale`. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
         The output's type. Default: the type of `scale`, which then has to be float32, float16 or bfloat16.
     opset : int, optional
@@ -134,9 +119,8 @@ def dequantize(
         version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
+    axis, block_size, rechunk
+        As in `quantize`.
 
     Returns
     -------
@@ -148,23 +132,8 @@ def dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    version = _version("dequantize", opset)
-    # Python integers become the type of the zero point; without one, int32.
-    x_array = array(x, "x", find(getattr(zero_point, "dtype", None)) or INT32)
-    codes = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
-    scales = array(scale, "scale", FLOAT32)
-    scale_type = element_type_of(scales.dtype, "scale", _types(version, "dequantize", "scale"))
-    zeros = None
-    if zero_point is not None:
-        zeros = array(zero_point, "zero_point", codes)
-        element_type_of(zeros.dtype, "zero_point", (codes,))
-    check_flags(rechunk=rechunk)
-    y_types = _types(version, "dequantize", "y")
-    y = element_type_of(scale_type.name if output_dtype is None else output_dtype, "output_dtype", y_types)
-    if version:
-        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
-    key = select("dequantize", codes, scale_type, codes, y)
-    return Conversion(version, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
+    names, arguments = Names(dtype="output_dtype"), (x, scale, zero_point, axis, block_size, output_dtype)
+    return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out, rechunk=rechunk)
 
 
 @planned
@@ -187,26 +156,11 @@ def quantize_dequantize(
     ----------
     x : array_like of float32, any shape, strides and memory order
     scale : array_like of float32
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
-        Any number of its type is valid, as in a model: see `quantize` and `dequantize`. With 0, all integer types give 0 or -0.
-    zero_point : array_like, optional
-        Same shape as `scale`. Its dtype is that of the codes. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
-    dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
-        The type of the codes if there is no zero point, or if that has no dtype, such as a Python int: one of those of
-        `quantize`. Default: uint8.
-    saturate : bool
-        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
+        In the shapes that `quantize` takes. Any number is valid, as there. With 0, all integer types give 0 or -0.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
+    zero_point, axis, block_size, dtype, saturate, rechunk
+        As in `quantize`.
 
     Returns
     -------
@@ -218,25 +172,56 @@ def quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
-    for name, each in (("x", x_array), ("scale", scales)):
-        element_type_of(each.dtype, name, (FLOAT32,))
-    codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype)
+    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out, rechunk)
+    return check_arguments(Names(), "quantize_dequantize", None, *arguments, *options)
+
+
+def check_arguments(
+    names: Names,
+    operation: Operation,
+    version: Version | None,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    axis: Any = DEFAULTS["axis"],
+    block_size: Any = DEFAULTS["block_size"],
+    dtype: Any = None,
+    saturate: Any = True,
+    precision: Any = None,
+    out: Any = None,
+    rechunk: Any = False,
+) -> Conversion:
+    """Return the conversion of a call with these arguments, which have these names in messages. `dtype` specifies the type of
+    the codes, or of y for "dequantize". Raises TypeError or ValueError if an argument is invalid."""
+
+    def allowed(operand: Operand) -> tuple[ElementType, ...]:
+        return getattr(version, operand) if version else types(operation, operand)
+
+    is_dequantize = operation == "dequantize"
+    # Python integers become codes of the type of the zero point; without one, int32.
+    default = (find(getattr(zero_point, "dtype", None)) or INT32) if is_dequantize else FLOAT32
+    x, scale = array(x, names.x, default), array(scale, names.scale, FLOAT32)
+    x_type = element_type_of(x.dtype, names.x, allowed("x"))
+    scale_types = (x_type,) if version and version.scale_as_x else allowed("scale")
+    scale_type = element_type_of(scale.dtype, names.scale, scale_types)
+    codes, code_types = (x_type, (x_type,)) if is_dequantize else (UINT8, allowed("quantized"))
+    if dtype is not None and not is_dequantize:
+        codes = element_type_of(dtype, names.dtype, code_types)
+        code_types = (codes,)
+    if zero_point is not None:
+        zero_point = array(zero_point, names.zero_point, codes)
+        codes = element_type_of(zero_point.dtype, names.zero_point, code_types)
+    y = codes if operation == "quantize" else FLOAT32
+    if is_dequantize:
+        y = element_type_of(scale_type.name if dtype is None else dtype, names.dtype, allowed("y"))
     check_flags(saturate=saturate, rechunk=rechunk)
-    key = select("quantize_dequantize", FLOAT32, FLOAT32, codes, FLOAT32, saturate=bool(saturate))
-    return Conversion(None, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
-
-
-def _codes(allowed: tuple[ElementType, ...], zero_point: Any, dtype: Any) -> tuple[ElementType, NDArray[Any] | None]:
-    """Return the element type of the codes, and the zero point as an array of that type."""
-    codes = UINT8
-    if dtype is not None:
-        codes = element_type_of(dtype, "dtype", allowed)
-        allowed = (codes,)
-    if zero_point is None:
-        return codes, None
-    zeros = array(zero_point, "zero_point", codes)
-    return element_type_of(zeros.dtype, "zero_point", allowed), zeros
+    precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
+    if version:
+        given = {"axis": axis, "block_size": block_size, "output_dtype": dtype, "saturate": saturate, "precision": precision}
+        _check_attributes(version, given, names)
+    key = select(operation, x_type, scale_type, codes, y, saturate=bool(saturate), precision=precision_type)
+    axis, block_size = index(axis, "axis"), index(block_size, "block_size")
+    return Conversion(names, version, key, x, scale, zero_point, axis, block_size, out, rechunk)
 
 
 def _version(operation: Operation, opset: Any) -> Version | None:
@@ -248,13 +233,9 @@ def _version(operation: Operation, opset: Any) -> Version | None:
     return version
 
 
-def _types(version: Version | None, operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
-    return getattr(version, operand) if version else types(operation, operand)
-
-
-def _check_attributes(version: Version, **attributes: Any) -> None:
+def _check_attributes(version: Version, attributes: Mapping[str, Any], names: Names) -> None:
     """Raise ValueError if an attribute that the version lacks is given and is not the default."""
     for name, value in attributes.items():
         if name not in version.attributes and value is not None and value != DEFAULTS[name]:
-            argument = "dtype" if name == "output_dtype" and version.operation == "quantize" else name
+            argument = names.dtype if name == "output_dtype" else name
             raise ValueError(f"{argument} is {value!r}; {version.name}-{version.since_version} has no attribute {name}")

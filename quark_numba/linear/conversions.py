@@ -15,7 +15,7 @@ from ..arrays.arguments import check_no_output, contiguous, convert_in_order
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import INT32
-from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
+from .granularity import BLOCK_SIZE, NO_FAULT, ZERO_POINT_SHAPE, Loop, Names, inferred_block_size, loop_shape, per_tensor
 from .key import Key
 from .plans import FLAT, Plan, keep, plans
 from .versions import Operation, Version
@@ -30,8 +30,10 @@ _LEAST, _MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.f
 
 
 class Conversion(NamedTuple):
-    """What a call does. `version` is the version of the operator that it has to be valid for; None: any."""
+    """What a call does. `names` are those of its arguments. `version` is the version of the operator that it has to be valid
+    for; None: any."""
 
+    names: Names
     version: Version | None
     key: Key
     x: Any
@@ -108,16 +110,16 @@ def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
 @np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the caller's settings
 def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
-    version, key, x, scale, zero_point, axis, block_size, out, _ = conversion
+    names, version, key, x, scale, zero_point, axis, block_size, out, _ = conversion
     if is_lazy(x, scale, zero_point):
         check_no_output(out)
         return _convert_chunks(conversion)
     if version and key.quantized is INT32 and zero_point is not None and np.any(zero_point):
-        raise ValueError(f"zero_point is not zero; expected zeros for int32 in {version.name}-{version.since_version}")
-    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
+        raise ValueError(f"{names.zero_point} is not zero; expected zeros for int32 in {version.name}-{version.since_version}")
+    loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
     if x.flags.fnc:
         scale, zero_point = scale.T, None if zero_point is None else zero_point.T
-        loop = loop_of(None, x.T.shape, scale, zero_point, ~axis, block_size)
+        loop = loop_of(names, None, x.T.shape, scale, zero_point, ~axis, block_size)
     plan = Plan(key, loop, scale.dtype, None if zero_point is None else zero_point.dtype)
     if signature and version is None and x.dtype.isnative:
         keep(signature, plan)
@@ -129,7 +131,7 @@ def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
 
 
 def _convert_chunks(conversion: Conversion) -> Any:
-    version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
+    names, version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size
     is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
@@ -140,7 +142,7 @@ def _convert_chunks(conversion: Conversion) -> Any:
             axes = (axis % x.ndim,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
     # For the whole array: this finds every fault of the shapes.
-    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
+    loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
     if not is_per_tensor:
         block = block_size or loop.block
         block_size = block if block > 1 or scale.ndim > 1 else 0
@@ -158,15 +160,17 @@ def _convert_chunks(conversion: Conversion) -> Any:
 
 
 def _convert_chunk(version: Version | None, key: Key, axis: int, block_size: int, x: Any, scale: Any, zero_point: Any) -> Any:
-    return convert(Conversion(version, key, x, scale, zero_point, axis, block_size))
+    return convert(Conversion(Names(), version, key, x, scale, zero_point, axis, block_size))
 
 
-def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int) -> Loop:
+def loop_of(
+    names: Names, version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int
+) -> Loop:
     """Return the loop for these shapes. Raises ValueError if they do not fit."""
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):
-        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: a short cut to the result of the code below
+        return per_tensor(math.prod(x_shape))  # a short cut to the result of the code below
     zero_point_shape = scale.shape if zero_point is None else zero_point.shape
     unclear, inferred = NO_FAULT, block_size
     if version is None and block_size == 0:
@@ -180,12 +184,10 @@ def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_
         dimensions = 0 if scalar else scale.ndim
         if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
             expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
-            name = f"{version.name}-{version.since_version}"
-            raise ValueError(f"scale has shape {scale.shape}; {name} expects {expected}")
+            operator = f"{version.name}-{version.since_version}"
+            raise ValueError(f"{names.scale} has shape {scale.shape}; {operator} expects {expected}")
         if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
             fault = ZERO_POINT_SHAPE
     if fault:
-        names = {name: name for name in ("x", "scale", "zero_point")}
-        shapes = {"x_shape": x_shape, "scale_shape": scale.shape, "zero_point_shape": zero_point_shape}
-        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+        raise ValueError(names.message(fault, x_shape, scale.shape, zero_point_shape, axis, block_size))
     return loop

@@ -1,7 +1,7 @@
 """Which elements share a scale, from the shapes of x, scale and zero point.
 
-``loop_shape`` is also compiled into native nodes, which pass arrays instead of tuples. So it uses only ``len``, indexing and
-integers, and reports a fault by its number. ``FAULTS`` has the message of each number.
+``loop_shape``, and what it calls, is also compiled into native nodes, which pass arrays instead of tuples. So it uses only
+``len``, indexing and integers, and reports a fault by its number. ``FAULTS`` has the message of each number.
 """
 
 from __future__ import annotations
@@ -29,6 +29,20 @@ FAULTS = {
 }
 
 
+class Names(NamedTuple):
+    """What messages call the arguments of a call on arrays, or the inputs and attributes of an operator."""
+
+    x: str = "x"
+    scale: str = "scale"
+    zero_point: str = "zero_point"
+    dtype: str = "dtype"
+
+    def message(self, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: Any, block_size: Any) -> str:
+        """Return the message of a fault for these shapes and attributes, or for their texts."""
+        shapes = {"x_shape": x_shape, "scale_shape": scale_shape, "zero_point_shape": zero_point_shape}
+        return FAULTS[fault].format(**self._asdict(), **shapes, axis=axis, block_size=block_size)
+
+
 class Loop(NamedTuple):
     """How a kernel goes through x and the scales. Both are in C order.
 
@@ -39,8 +53,8 @@ class Loop(NamedTuple):
     - If `vary` is False, a row of scales is one scale. All elements of the block share it.
     - If `vary` is True, a row of scales is as long as a row of x. Element i of each row of the block has scale i.
 
-    Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is
-    Loop(4, 1, 6, 4, False), of axis 1 Loop(1, 1, 6, 1, True). Blocks of 2 along axis 0, with scales of shape (2, 6), are
+    Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is Loop(4,
+    1, 6, 4, False), of axis 1 Loop(1, 1, 12, 1, True), for two rows. Blocks of 2 along axis 0, with scales of shape (2, 6), are
     Loop(4, 2, 6, 2, True); along axis 1, with scales of shape (4, 3), Loop(6, 2, 1, 12, False).
 
     If there are fewer scales than `rows` rows need, they are repeated before the kernel is called: a short row is repeated
@@ -63,52 +77,59 @@ def size_of(shape: Any) -> int:
     return size
 
 
+def per_tensor(size: int) -> Loop:
+    """Return the loop over x of this size for one scale."""
+    return Loop(1, 1, size, 1, False)
+
+
+def per_axis(size: int, length: int, inner: int) -> Loop:
+    """Return the loop for a scale for each index of an axis."""
+    if inner != 1:
+        return Loop(length, 1, inner, length, False)
+    # A short row is repeated, so that inner loops are longer.
+    row = max(length, 1)
+    return Loop(1, 1, length * max(1, min(size // (2 * row), ROW // row)), 1, True)
+
+
+def blocked(length: int, inner: int, block_size: int, scales: int) -> Loop:
+    """Return the loop for a scale for each block along an axis."""
+    return Loop(length, block_size, inner, scales // max(inner, 1), inner > 1)
+
+
+def blocked_fault(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> int:
+    """Return the fault of a scale with as many dimensions as x."""
+    for i in range(len(x_shape)):
+        if scale_shape[i] != zero_point_shape[i]:
+            return ZERO_POINT_SHAPE
+        if i != axis and scale_shape[i] != x_shape[i]:
+            return BLOCKED_SHAPE
+    return NO_FAULT if (x_shape[axis] + block_size - 1) // block_size == scale_shape[axis] else BLOCK_SIZE
+
+
 def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
     """Return (fault, loop) for shapes as sequences of integers (QuantizeLinear-28, "granularities")."""
-    nothing = Loop(0, 0, 0, 0, False)
-    rank, scale_rank = len(x_shape), len(scale_shape)
+    nothing, rank, scale_rank = per_tensor(0), len(x_shape), len(scale_shape)
     size, scales, zero_points = size_of(x_shape), size_of(scale_shape), size_of(zero_point_shape)
-
-    blocked = scale_rank == rank and block_size > 0
-    if scales == 1 and zero_points == 1 and not blocked:
-        return NO_FAULT, Loop(1, 1, size, 1, False)
-    if block_size > 0 and not blocked:
+    is_blocked = scale_rank == rank and block_size > 0
+    if scales == 1 and zero_points == 1 and not is_blocked:
+        return NO_FAULT, per_tensor(size)
+    if block_size > 0 and not is_blocked:
         return BLOCKED_RANK, nothing
-    if scales != 1 and scale_rank != 1 and not blocked:
+    if scales != 1 and scale_rank != 1 and not is_blocked:
         return SCALE_RANK, nothing
     if zero_points != scales or len(zero_point_shape) != scale_rank:
         return ZERO_POINT_SHAPE, nothing
     if axis < -rank or axis >= rank:
         return AXIS, nothing
-    if axis < 0:
-        axis += rank
-    length, inner, fault = x_shape[axis], 1, NO_FAULT
-    for i in range(rank):
-        if i > axis:
-            inner *= x_shape[i]
-        if blocked and fault == NO_FAULT:
-            if scale_shape[i] != zero_point_shape[i]:
-                fault = ZERO_POINT_SHAPE
-            elif i != axis and scale_shape[i] != x_shape[i]:
-                fault = BLOCKED_SHAPE
-    if fault != NO_FAULT:
-        return fault, nothing
-
-    if not blocked:
-        if scale_shape[0] != length:
-            return SCALE_LENGTH, nothing
-        if inner == 1:
-            # A short row is repeated, so that inner loops are longer.
-            row = length if length else 1
-            repeated = size // (2 * row) if size // (2 * row) < ROW // row else ROW // row
-            return NO_FAULT, Loop(1, 1, length * (repeated if repeated else 1), 1, True)
-        return NO_FAULT, Loop(length, 1, inner, length, False)
-
+    axis = axis if axis >= 0 else axis + rank
+    length, inner = x_shape[axis], 1
+    for i in range(axis + 1, rank):
+        inner *= x_shape[i]
+    if not is_blocked:
+        return (NO_FAULT, per_axis(size, length, inner)) if scale_shape[0] == length else (SCALE_LENGTH, nothing)
     # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
-    block_size = block_size if block_size < length else length if length else 1
-    if (length + block_size - 1) // block_size != scale_shape[axis]:
-        return BLOCK_SIZE, nothing
-    return NO_FAULT, Loop(length, block_size, inner, scales // (inner if inner else 1), inner > 1)
+    block_size = min(block_size, max(length, 1))
+    return blocked_fault(x_shape, scale_shape, zero_point_shape, axis, block_size), blocked(length, inner, block_size, scales)
 
 
 def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
-from ..declaration.standard_form import Builder, Given, NoStandardForm, along, int64s, one
+from ..declaration.standard_form import Builder, Given, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -18,10 +19,10 @@ _LARGE = 2.0**34
 
 
 def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
-    """Write the nodes of a meaning, and return their output. Raise NoStandardForm."""
+    """Write the nodes of a meaning, and return their output. Raise NotRewrittenError."""
     codes = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
     if codes is None:
-        raise NoStandardForm("the type of its codes is not known")
+        raise NotRewrittenError("the type of its codes is not known")
     if isinstance(meaning, Dequantize):
         return _dequantize(op, meaning, codes)
     if isinstance(meaning, Quantize):
@@ -116,7 +117,7 @@ def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementTyp
     """Return x / scale + zero point, which may be saturated already."""
     precision = _precision(meaning)
     if precision is FLOAT64:
-        raise NoStandardForm(f"a float64 would be rounded to {codes.name} twice")
+        raise NotRewrittenError(f"a float64 would be rounded to {codes.name} twice")
     zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
     is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
     if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
@@ -140,7 +141,7 @@ def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, y: AnyOperand, codes:
 def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
     """y = (code - zero point) * scale, the difference exact for integers, and rounded to float32."""
     if meaning.x.element_type is UINT8 and codes is not UINT8:
-        raise NoStandardForm(f"its codes, of {codes.name}, are in a tensor of uint8")
+        raise NotRewrittenError(f"its codes, of {codes.name}, are in a tensor of uint8")
     wide = INT64 if codes.is_integer and codes.bits > 16 else FLOAT32
     zero_point = _zero_point(op, meaning, wide)
     if zero_point is None:
@@ -156,8 +157,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
     """Return x / scale in a precision, as a float64 for that type and else as a float32."""
     x, wide = meaning.x, FLOAT64 if precision is FLOAT64 else FLOAT32
     if precision is not wide:
-        if x.element_type is INT32:
-            raise NoStandardForm(f"an int32 would be rounded to {precision.name} twice")
+        stays_if(x.element_type is INT32, f"an int32 would be rounded to {precision.name} twice")
         x, scale = op.cast(x, precision), _parameter(op, meaning, meaning.scale, precision, FLOAT32)
         return op.cast(op.cast(op("Div", op.cast(x, FLOAT32), scale), precision), FLOAT32)
     x, scale = op.cast(x, wide), _parameter(op, meaning, meaning.scale, wide)
@@ -168,7 +168,7 @@ def _precision(meaning: Affine[AnyOperand]) -> ElementType:
     """Return the type in which the division is done (see ``key.select``)."""
     scale = _scale_type(meaning)
     if scale is None:
-        raise NoStandardForm("the type of its scale is not known")
+        raise NotRewrittenError("the type of its scale is not known")
     return meaning.computes_in or {FLOAT8E8M0: FLOAT32, INT32: FLOAT64}.get(scale, scale)
 
 
@@ -196,7 +196,7 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
         return None
     shape, array = op.shape(operand), operand.array
     if shape is None:
-        raise NoStandardForm("the shape of its scale is not known")
+        raise NotRewrittenError("the shape of its scale is not known")
     given: Any = operand if array is None else array
     if operand is meaning.scale and operand.element_type is UINT8:
         values = FLOAT8E8M0.code_values
@@ -214,6 +214,6 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     x_shape, axis = op.shape(meaning.x), meaning.axis % rank
     length = x_shape[axis] if x_shape else None
     if length is None:
-        raise NoStandardForm("the length of its x along the axis is not known")
+        raise NotRewrittenError("the length of its x along the axis is not known")
     block = np.arange(length) // meaning.block_size
     return op("Gather", given, block, axis=axis) if array is None else np.take(given, block, axis)

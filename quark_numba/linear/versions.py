@@ -81,7 +81,7 @@ VERSIONS = (
     _onnx_dequantize(28, *_DEQUANTIZE_28),
     _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
-    # What `optimize` writes. The first two are ONNX's newest versions under names that ONNX Runtime's optimisers do not know.
+    # What `optimize` writes. The first two are ONNX's newest versions under names that ONNX Runtime's optimizers do not know.
     # These look for nodes named QuantizeLinear and DequantizeLinear, in any domain.
     _quantize(OWN_DOMAIN, "Quantize", 1, *_QUANTIZE_28),
     _dequantize(OWN_DOMAIN, "Dequantize", 1, *_DEQUANTIZE_28),

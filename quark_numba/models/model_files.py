@@ -62,11 +62,11 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
 
 
 @contextmanager
-def _errors_of_onnx_ir() -> Iterator[None]:
-    """Turn an exception of onnx-ir in the context into a ModelError with its reason. onnx-ir's own says which function failed,
-    at each level of a model, and its innermost cause says why: that a tensor is defined twice, for instance. The reason may
-    show a whole tensor, so it is cut."""
-    with errors_named("not a valid model"):
+def _errors_of_onnx_ir(name: str = "not a valid model") -> Iterator[None]:
+    """Turn an exception of onnx-ir in the context into a ModelError of this name with its reason. onnx-ir's own says which
+    function failed, at each level of a model, and its innermost cause says why: that a tensor is defined twice, for instance.
+    The reason may show a whole tensor, so it is cut."""
+    with errors_named(name):
         try:
             yield
         except ir.serde.SerdeError as error:
@@ -76,7 +76,7 @@ def _errors_of_onnx_ir() -> Iterator[None]:
             if isinstance(cause, MemoryError):
                 raise cause from None
             reraise_of_signal_handler(cause)
-            raise ModelError(f"not a valid model: {textwrap.shorten(str(cause), 300, placeholder=' …')}") from error
+            raise ModelError(f"{name}: {textwrap.shorten(str(cause), 300, placeholder=' …')}") from error
 
 
 def serialized(model: ir.Model) -> onnx.ModelProto:
@@ -173,10 +173,10 @@ class Source:
         """Whether it is large, and tensors of it are in files."""
         return bool(self._states) and self.is_large
 
-    def lazy(self) -> ir.Model:
-        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError if onnx-ir cannot read
-        the model, because it defines a tensor twice, for instance."""
-        with _errors_of_onnx_ir():
+    def lazy(self, name: str = "not a valid model") -> ir.Model:
+        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError, of this name, if
+        onnx-ir cannot read the model, because it defines a tensor twice, for instance."""
+        with _errors_of_onnx_ir(name):
             model = ir.from_proto(self.proto)
         for tensor in _in_files(model):
             tensor.base_dir = "" if tensor.name in self._leave else os.fspath(self._folder or "")

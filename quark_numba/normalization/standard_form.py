@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
+from ..declaration.reasons import NotRewrittenError
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, NoStandardForm, int64s
+from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import BFLOAT16, FLOAT32, FLOAT64
 
 _f32, _f64 = np.float32, np.float64
 
 
 def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> AnyOperand:
-    """Write the nodes of a normalization, and return their output. Raise NoStandardForm."""
+    """Write the nodes of a normalization, and return their output. Raise NotRewrittenError."""
     x, scale, bias = inputs
     rank, shape = op.rank(x), op.shape(x)
     assert shape is not None
     if shape[1] is None:
-        raise NoStandardForm("the number of channels of its x is not known")
+        raise NotRewrittenError("the number of channels of its x is not known")
     if 0 in shape:
         return op("Identity", x)
     values = _bfloat16(op, x)

@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, find
 from ..element_types.tensors import to_bytes
 from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
-from .nodes import Left, Node, Operand, call
+from .nodes import Node, Operand, call
 from .onnx_runtime import RELEASE
 from .own_operators import OWN
 
@@ -27,15 +28,14 @@ Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 
 def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
-    """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise Left if that
-    would change a bit."""
+    """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise
+    NotRewrittenError if that would change a bit."""
     x = graph.tensor(node.x)
-    if not graph.regions:
-        raise Left("only the native backend has the node that dequantizes")
+    stays_if(not graph.regions, "only the native backend has the node that dequantizes")
     if x is None or x.size <= 1 or node.y.is_graph_output():
-        raise Left("its input is not a constant of several elements, or its output is an output of its graph")
+        raise NotRewrittenError("its input is not a constant of several elements, or its output is an output of its graph")
     if any((user.op_type, index) == ("Gather", 0) for user, index in node.y.uses()):
-        raise Left("a Gather takes rows of it, for which a run would dequantize all")
+        raise NotRewrittenError("a Gather takes rows of it, for which a run would dequantize all")
     key = STORED, node.operator, repr(node.attributes), id(x)
     if key not in known:
         known[key] = x, _codes_and_scales(node, x, meaning)
@@ -59,7 +59,7 @@ def _codes_and_scales(
     are read, so that they need not fit into memory."""
     stored, attributes = meaning.stored, _attributes(meaning, len(x.shape))
     if stored is None or not stored.element_type.has_tensors(RELEASE):
-        raise Left("ONNX Runtime has no tensors of its codes")
+        raise NotRewrittenError("ONNX Runtime has no tensors of its codes")
     along = row_axis(x.shape.numpy())
     unit = attributes["block_size"] if along == attributes["axis"] else 1
     codes, scales = mapped(x, lambda part, *_: on_one_thread(stored.of, part)[0], stored.element_type, unit), []
@@ -67,15 +67,13 @@ def _codes_and_scales(
         for part in (read(*span) for span in spans(codes)):
             part_codes, part_scales = on_one_thread(stored.of, part)
             scale_type = find(part_scales.dtype)
-            if scale_type is None or not scale_type.has_tensors(RELEASE):
-                raise Left("ONNX Runtime has no tensors of its scales")
+            stays_if(scale_type is None or not scale_type.has_tensors(RELEASE), "ONNX Runtime has no tensors of its scales")
             y = on_one_thread(_DEQUANTIZE.call, part_codes, part_scales, **attributes)
             (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.
             if np.isnan(part_scales.astype(np.float32)).any() or not np.array_equal(to_bytes(y), to_bytes(expected)):
-                raise Left("its codes and scales cannot hold all elements")
+                raise NotRewrittenError("its codes and scales cannot hold all elements")
             scales.append(part_scales)
     block_scales = in_memory(np.concatenate(scales, along))
-    if codes.nbytes + block_scales.nbytes >= 4 * x.size:
-        raise Left("its codes and scales take more room than floats")
+    stays_if(codes.nbytes + block_scales.nbytes >= 4 * x.size, "its codes and scales take more room than floats")
     return codes, block_scales

@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import Affine, Dequantize, FakeQuantize, Quantize
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32, ElementType
 from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import write
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
@@ -70,18 +71,17 @@ def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int
 def _in_one_step(
     graph: Graph, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
 ) -> FakeQuantize[Operand]:
-    """Return the meaning of all three nodes. Raise Left if one step would not return the same."""
+    """Return the meaning of all three nodes. Raise NotRewrittenError if one step would not return the same."""
     scale, zero_point = quantize.scale.array, quantize.zero_point.array if quantize.zero_point else None
     if scale is None or (quantize.zero_point and zero_point is None):
-        raise Left("its scale or its zero point is not a constant")
+        raise NotRewrittenError("its scale or its zero point is not a constant")
     if not quantize.has_same_parameters(dequantize) or quantize.element_type is not dequantize.element_type:
-        raise Left("the dequantize node behind it has other parameters")
+        raise NotRewrittenError("the dequantize node behind it has other parameters")
     types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
     if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
-        raise Left("it computes in another type than float32, or its scales are blocked")
+        raise NotRewrittenError("it computes in another type than float32, or its scales are blocked")
     zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
-    if zeros.size not in (1, scale.size):
-        raise Left("not valid: its scale and its zero point have different shapes")
+    stays_if(zeros.size not in (1, scale.size), Invalid("not valid: its scale and its zero point have different shapes"))
     low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)
     parameters: dict[str, Any] = {"scale": scale, "low": low, "high": high}
     return FakeQuantize(quantize.x, "codes", "ROUND", parameters, quantize.axis)

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
+from ..declaration.reasons import Invalid, NotRewrittenError
 from ..element_types import FLOAT32, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
-from .nodes import Left, Node, Operand, call
+from .nodes import Node, Operand, call
 
 CONSTANT = "folded: a constant"
 INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"
@@ -63,11 +64,11 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
     inputs = graph.constants(node)
     if inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
-            raise Left("it is one step already, and its inputs are not all constants")
+            raise NotRewrittenError("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):
         if not graph.keep_quantized_weights:
-            with suppress(Left):
+            with suppress(NotRewrittenError):
                 _there_and_back(graph, node, meaning, known)
                 return
         _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
@@ -75,7 +76,7 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
     outputs = _outputs(graph, node, inputs, meaning, known)
     _remember(graph, node, outputs)
     if graph.keep_quantized_weights and isinstance(meaning, BlockRoundTrip):
-        with suppress(Left):
+        with suppress(NotRewrittenError):
             kept = block_codes.keep(graph, node, meaning, known)
             graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
             graph.reasons[kept] = KEPT
@@ -86,7 +87,7 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
             codes = graph.tensor(node.x)
             assert codes is not None
             graph.make_constant(quantize, (codes,), CODES)
-        raise Left(KEPT)
+        raise NotRewrittenError(KEPT)
     graph.make_constant(node, outputs, CONSTANT)
 
 
@@ -103,7 +104,7 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
 
 def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> None:
     """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
-    the kernels are not compiled yet. Raise Left if one step would return something else."""
+    the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else."""
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
     assert x is not None
@@ -112,7 +113,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
     # A node that is not valid has to stay. Computing the node alone gives the reason.
     is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
     if not is_float32 or not all(codes.name in record.operator.formats for record in (node, *followers)):
-        raise Left("its types are not those of the operator that does both")
+        raise NotRewrittenError("its types are not those of the operator that does both")
     zero_point = quantize.zero_point and graph.tensor(quantize.zero_point.value)
     zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
     pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
@@ -124,7 +125,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
 def _outputs(
     graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
 ) -> Sequence[ir.TensorProtocol]:
-    """Return the outputs of a node for constant inputs. Raise Left if the node is not valid."""
+    """Return the outputs of a node for constant inputs. Raise NotRewrittenError if the node is not valid."""
     x, *others = inputs
     assert x is not None
     digests = (tensor and hashlib.sha256(array_of(tensor).tobytes()).digest() for tensor in others)
@@ -141,7 +142,7 @@ def _lazily(
     graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
-    rows are computed apart. Raise Left if the node is not valid."""
+    rows are computed apart. Raise NotRewrittenError if the node is not valid."""
     shape = x.shape.numpy()
     if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
         return None
@@ -158,7 +159,7 @@ def _lazily(
     try:
         (inferred,) = node.operator.infer(known, node.attributes)
     except ValueError as error:
-        raise Left(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     if inferred.element_type is None:
         return None
     along = row_axis(shape)
@@ -185,7 +186,7 @@ def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: Fak
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
-        raise Left("not valid: a parameter does not broadcast to x")
+        raise NotRewrittenError(Invalid("not valid: a parameter does not broadcast to x"))
     own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

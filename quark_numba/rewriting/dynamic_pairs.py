@@ -6,10 +6,11 @@ import onnx_ir as ir
 
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand, have_same_bits
+from .nodes import Node, Operand, have_same_bits
 from .pairs import FUSED, SHARED
 
 
@@ -28,20 +29,19 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
         for first in users(scales, 0):
             meaning = _dequantize(graph, first)
             if meaning.block_size or not _is_same_number(meaning.scale, quantize.scale):
-                raise Left(f"{first.full_name} behind its scales has another scale")
+                raise NotRewrittenError(f"{first.full_name} behind its scales has another scale")
             factors.append(first.y)
     followers = users(codes, 0)
     if {*followers} != {user for value in factors for user in users(value, 1)}:
-        raise Left("its codes and its scales have different users")
+        raise NotRewrittenError("its codes and its scales have different users")
     first, *others = followers
     for follower in followers:
         meaning = _dequantize(graph, follower)
         if (meaning.block_size, _axis(graph, node, meaning.axis)) != (quantize.block_size, _axis(graph, node, quantize.axis)):
-            raise Left(f"{follower.full_name} behind it has other blocks")
-    if graph.inferred_type(node.x) is not FLOAT32:
-        raise Left("its x is not known to be float32")
+            raise NotRewrittenError(f"{follower.full_name} behind it has other blocks")
+    stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if any(other.y.is_graph_output() for other in others):
-        raise Left("the dequantize nodes downstream of it are outputs of their graph")
+        raise NotRewrittenError("the dequantize nodes downstream of it are outputs of their graph")
     operator = OPERATORS.find(OWN_DOMAIN, quantize.round_trip)
     assert operator
     for other in others:
@@ -52,21 +52,20 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
 
 
 def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
-    """Return the meaning of a dequantize node. Raise Left unless it returns float32, and has no zero point."""
+    """Return the meaning of a dequantize node. Raise NotRewrittenError unless it returns float32, and has no zero point."""
     meaning = graph.meaning(node)
     assert isinstance(meaning, Dequantize)
-    if not meaning.is_symmetric:
-        raise Left(f"{node.full_name} behind it has a zero point")
+    stays_if(not meaning.is_symmetric, f"{node.full_name} behind it has a zero point")
     if FLOAT32 not in (meaning.computes_in, graph.inferred_type(node.y), meaning.scale.element_type) or meaning.has_other_type:
-        raise Left(f"{node.full_name} behind it is not known to return float32")
+        raise NotRewrittenError(f"{node.full_name} behind it is not known to return float32")
     return meaning
 
 
 def _axis(graph: Graph, node: Node, axis: int) -> int:
-    """Return an axis of x as a negative number. Raise Left if that is not possible."""
+    """Return an axis of x as a negative number. Raise NotRewrittenError if that is not possible."""
     shape = graph.shape(node.x) if axis >= 0 else ()
     if shape is None:
-        raise Left("the rank of its x is not known")
+        raise NotRewrittenError("the rank of its x is not known")
     return axis - len(shape)
 
 

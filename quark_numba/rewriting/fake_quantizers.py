@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"
@@ -22,13 +25,12 @@ def rewrite(graph: Graph) -> None:
 
 
 def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> None:
-    if node.operator is FAKE_QUANTIZE:
-        raise Left(ALONE)
+    stays_if(node.operator is FAKE_QUANTIZE, ALONE)
     write(graph, node, meaning, REWRITTEN)
 
 
 def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -> None:
-    """Replace a node by this package's operator with this meaning. Raise Left as `parameters` does."""
+    """Replace a node by this package's operator with this meaning. Raise NotRewrittenError as `parameters` does."""
     arrays, attributes = parameters(graph, meaning)
     names = FORMS[meaning.form].parameters
     values = [graph.shared_array(array, name, node.node) for array, name in zip(arrays, names, strict=True)]
@@ -36,26 +38,32 @@ def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -
     graph.reasons[made] = ALONE
 
 
+def array_of(meaning: FakeQuantize[Operand], name: str) -> NDArray[Any]:
+    """Return a parameter. Raise NotRewrittenError if it is not a constant."""
+    given = meaning.parameters[name]
+    array = given.array if isinstance(given, Operand) else np.asarray(given)
+    if array is None:
+        raise NotRewrittenError(f"its {name} is not a constant")
+    return array
+
+
 def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
     """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
-    Left if they are not known, or not valid."""
+    NotRewrittenError if they are not known, or not valid."""
     shape, arrays = graph.shape(meaning.x.value), []
     try:
         key = key_of(meaning)
         for name in FORMS[key.form].parameters:
-            given = meaning.parameters[name]
-            array = given.array if isinstance(given, Operand) else np.asarray(given)
-            if array is None:
-                raise Left(f"its {name} is not a constant")
+            array = array_of(meaning, name)
             if array.size == 1:
                 array = array.reshape(())  # of any rank, and x need not have it
             elif shape is None:
-                raise Left("it has several scales, and the rank of its x is not known")
+                raise NotRewrittenError("it has several scales, and the rank of its x is not known")
             else:
                 array = array.reshape(lengths(name, array.shape, meaning.axis, len(shape)))
             arrays.append(array.astype(np.float32))
             if array.dtype.kind in "iu" and np.any(arrays[-1].astype(np.float64) != array):
-                raise Left(f"its {name} cannot be a float32")
+                raise NotRewrittenError(f"its {name} cannot be a float32")
         if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
@@ -65,5 +73,5 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
         if key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
             prepare(key, arrays, np.broadcast_shapes(*(array.shape for array in arrays)), {name: name for name in names})
     except ValueError as error:
-        raise Left(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return arrays, attributes

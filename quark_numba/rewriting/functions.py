@@ -53,9 +53,31 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     # Functions that a remaining function calls have to stay, too: they may contain other versions of operators.
     kept = _reached(set(reasons), used)
     wanted -= kept
-    for name in wanted:  # copies: renaming a value renames its tensor, and the caller's model has the same tensors
+    done = _inline(model, functions, _callees_first({name: used[name] & wanted for name in sorted(wanted)})[::-1])
+    why = "; ".join(dict.fromkeys(reasons.values()))
+    return done, Counter(
+        (full_name(node), f"in a function that stays: {why}")
+        for name in kept
+        for node in functions[name].all_nodes()
+        if _is_own(node, functions)
+    )
+
+
+def _inline(model: ir.Model, functions: dict[_Name, ir.Function], callers_first: Sequence[_Name]) -> Counter[tuple[str, str]]:
+    """Inline functions of the model. Return how many calls of each were inlined."""
+    for name in callers_first:  # copies: renaming a value renames its tensor, and the caller's model has the same tensors
         copied = ir.serde.serialize_function(functions[name])
-        functions[name] = model.functions[name] = ir.serde.deserialize_function(copied)
+        function = functions[name] = model.functions[name] = ir.serde.deserialize_function(copied)
+        function.opset_imports.update({domain: model.opset_imports[domain] for domain in function.opset_imports})
+    wanted = {name: functions[name] for name in sorted(callers_first)}
+    _make_names_unique(model, wanted.values())
+    for graph in (model.graph, *(function.graph for function in functions.values())):
+        for node in graph.all_nodes():
+            if node.op_identifier() in wanted:
+                # The inlined nodes need the outputs that a call omits, as values without names, and name them.
+                node.resize_outputs(max(len(wanted[node.op_identifier()].outputs), len(node.outputs)))
+                for output in node.outputs:
+                    output.name = output.name or None
     done: Counter[tuple[str, str]] = Counter()
 
     def is_wanted(function: ir.Function) -> bool:
@@ -65,31 +87,14 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         done[f"{function.domain or 'ai.onnx'}::{function.name}", INLINED] += 1
         return True
 
-    for name in sorted(wanted):
-        functions[name].opset_imports.update({domain: model.opset_imports[domain] for domain in functions[name].opset_imports})
-    _make_names_unique(model, [functions[name] for name in sorted(wanted)])
-    for graph in (model.graph, *(function.graph for function in functions.values())):
-        for node in graph.all_nodes():
-            if node.op_identifier() in wanted:
-                # The inlined nodes need the outputs that a call omits, as values without names, and name them.
-                node.resize_outputs(max(len(functions[node.op_identifier()].outputs), len(node.outputs)))
-                for output in node.outputs:
-                    output.name = output.name or None
     others = {name: function for name, function in model.functions.items() if name not in wanted}
-    callers_first = _callees_first({name: used[name] & wanted for name in sorted(wanted)})[::-1]
     for start in range(0, len(callers_first), _AT_ONCE):
         model.functions.clear()
         model.functions.update((name, functions[name]) for name in callers_first[start : start + _AT_ONCE])
         InlinePass(is_wanted)(model)
     model.functions.clear()
     model.functions.update(others)
-    why = "; ".join(dict.fromkeys(reasons.values()))
-    return done, Counter(
-        (full_name(node), f"in a function that stays: {why}")
-        for name in kept
-        for node in functions[name].all_nodes()
-        if _is_own(node, functions)
-    )
+    return done
 
 
 def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..declaration import Operator
+from ..declaration.reasons import stays_if
 from ..models.tensors import in_memory
-from .nodes import Inferred, Left, Node, Nodes, full_name
+from .nodes import Inferred, Node, Nodes, full_name
 from .qdq import Qdq
 from .stand_ins import values
 
@@ -72,10 +73,9 @@ class Graph(Nodes):
         return value
 
     def make_constant(self, node: Node, tensors: Sequence[ir.TensorProtocol], what: str) -> None:
-        """Replace a node by constants. Nodes with the same tensor share one. Raise Left if one of its outputs is an output of
-        its graph."""
-        if any(value.is_graph_output() for value in node.node.outputs):
-            raise Left("its output is an output of its graph")
+        """Replace a node by constants. Nodes with the same tensor share one. Raise NotRewrittenError if one of its outputs is
+        an output of its graph."""
+        stays_if(any(value.is_graph_output() for value in node.node.outputs), "its output is an output of its graph")
         for value, tensor in zip(node.node.outputs, tensors, strict=True):
             value.replace_all_uses_with(self.shared_constant(tensor, value.name, node.node, value))
         self.remove(node, what)

@@ -10,9 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Affine, Dequantize, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, INT8, UINT8, ElementType
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 
 # Scales between these, and their products and quotients, are normal numbers of float32.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
@@ -70,7 +71,7 @@ class Target:
 
 
 def source_of(graph: Graph, value: ir.Value | None) -> Source:
-    """Return what a value dequantizes. Raise Left if it is anything else, or not known well enough."""
+    """Return what a value dequantizes. Raise NotRewrittenError if it is anything else, or not known well enough."""
     moves: list[ir.Node] = []
     producer = None if value is None else value.producer()
     while producer is not None and producer.op_identifier() in MOVES and producer.inputs[0] is not None:
@@ -79,66 +80,62 @@ def source_of(graph: Graph, value: ir.Value | None) -> Source:
     node = graph.node(producer)
     meaning = graph.meaning(node)
     if node is None or node in graph.reasons or not node.is_standard or not isinstance(meaning, Dequantize):
-        raise Left("an input is not dequantized")
+        raise NotRewrittenError("an input is not dequantized")
     codes, quantize = known_codes(meaning), graph.node(node.x.producer())
     if quantize and quantize.operator.operation == "quantize" and graph.tensor(quantize.x) is not None:
-        raise Left("its codes are those of a float constant")
+        raise NotRewrittenError("its codes are those of a float constant")
     if meaning.element_type is INT8 and not meaning.x.is_constant:
         # Only what is quantized in the model can be quantized to uint8 instead.
         before = graph.meaning(quantize)
         if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
-            raise Left("its codes are not quantized in the model")
+            raise NotRewrittenError("its codes are not quantized in the model")
         _quantized(graph, quantize, before)
     return Source(node, codes, tuple(moves))
 
 
 def known_codes(meaning: Affine[Operand]) -> Codes:
-    """Return the codes of a node. Raise Left unless it has constant parameters that integer operators take."""
+    """Return the codes of a node. Raise NotRewrittenError unless it has constant parameters that integer operators take."""
     codes, scale, zero_point = meaning.element_type, meaning.scale.array, 0
     if codes is None or not codes.is_integer or codes.bits > 8 or meaning.block_size or meaning.has_other_type:
-        raise Left("its codes are not of 8 bits")
+        raise NotRewrittenError("its codes are not of 8 bits")
     if scale is None or scale.dtype != FLOAT32.dtype or scale.ndim > 1 or not scale.size:
-        raise Left("its scale is not known")
+        raise NotRewrittenError("its scale is not known")
     if meaning.zero_point is not None:
         zeros = meaning.zero_point.array
         if zeros is None or zeros.shape != scale.shape or np.any(zeros != zeros.reshape(-1)[0]):
-            raise Left("its zero points are not known, or differ")
+            raise NotRewrittenError("its zero points are not known, or differ")
         zero_point = int(zeros.reshape(-1)[0])
-    if not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)):
-        raise Left("its scale is extreme")
+    stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")
     return Codes(meaning, codes, scale, zero_point)
 
 
 def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
-    """Return the codes of a quantize node. Raise Left unless it quantizes float32 to 8 bits with one scale. Only dequantize
-    nodes may use int8 codes."""
+    """Return the codes of a quantize node. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale. Only
+    dequantize nodes may use int8 codes."""
     codes = known_codes(meaning)
-    if not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1:
-        raise Left("it quantizes to other codes")
-    if graph.inferred_type(node.x) is not FLOAT32:
-        raise Left("its x is not known to be float32")
+    stays_if(not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1, "it quantizes to other codes")
+    stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if codes.element_type is INT8:
         for user, index in node.y.uses():
             after = graph.node(user)
             dequantize = graph.meaning(after)
             is_left = after is None or not after.is_standard or after in graph.reasons
             if is_left or index or not isinstance(dequantize, Dequantize):
-                raise Left("its codes have other users")
+                raise NotRewrittenError("its codes have other users")
             known_codes(dequantize)
-        if node.y.is_graph_output():
-            raise Left("its codes are an output of its graph")
+        stays_if(node.y.is_graph_output(), "its codes are an output of its graph")
     return codes
 
 
 def target_of(graph: Graph, node: ir.Node) -> Target:
-    """Return what the output of a node is quantized to. Raise Left if the output has other users."""
+    """Return what the output of a node is quantized to. Raise NotRewrittenError if the output has other users."""
     clips: list[ir.Node] = []
     low, high = -math.inf, math.inf
     value = node.outputs[0]
     while True:
         uses = [*value.uses()]
         if len(uses) != 1 or value.is_graph_output() or uses[0][0].graph is not node.graph or uses[0][1]:
-            raise Left("its output is not quantized alone")
+            raise NotRewrittenError("its output is not quantized alone")
         user = uses[0][0]
         if (bounds := _clip_bounds(graph, user)) is None:
             break
@@ -148,7 +145,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     quantize = graph.node(user)
     meaning = graph.meaning(quantize)
     if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
-        raise Left("its output is not quantized")
+        raise NotRewrittenError("its output is not quantized")
     codes = _quantized(graph, quantize, meaning)
     # Quantizing is monotonic, so that clipping first gives what clipping the codes gives.
     limits = codes.element_type.lowest, codes.element_type.highest

@@ -1,6 +1,6 @@
 """Rewrite groups of ONNX's own 8-bit nodes, with the operators between them, into ONNX Runtime's integer operators.
 
-ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimised model, and also fuses float tensors
+ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimized model, and also fuses float tensors
 that were never 8 bits. Here an operator is rewritten only if the integer operator gives what the nodes as written give: its
 sums are exact, and one float32 factor scales them. So a code differs by at most one, and only if the result is within a
 thousandth of a step of the middle between two codes.
@@ -18,13 +18,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import INT8, UINT8, ElementType
 from ..models.tensors import mapped
 from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes
 from .integer_costs import operator_cost, quantization_cost
 from .integer_rules import RULES, Match, divisor_of
-from .nodes import Left, Node
+from .nodes import Node
 from .own_operators import OWN
 
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
@@ -42,7 +43,7 @@ def rewrite(graph: Graph) -> None:
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
             try:
                 operator = rule.match(graph, node)
-            except Left:
+            except NotRewrittenError:
                 continue
             matches[operator.target.quantize] = operator
     chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Dequantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
 from .graph import Graph
 from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
-from .nodes import Left
 from .onnx_runtime import multiplies_exactly
 
 _MICROSOFT = "com.microsoft"
@@ -61,9 +61,9 @@ class Rule:
     """How operators of one name are matched and written.
 
     `domain` and `name` are those of the integer operator; without a name it is the operator itself, which takes codes as well.
-    `inputs` is how many inputs are dequantized; None: all. `check` raises Left if an operator that matched otherwise is not
-    rewritten. `attributes` are those that the integer operator has; None: all. `has_weights`: whether the first input is
-    multiplied with the second one, which may have several scales.
+    `inputs` is how many inputs are dequantized; None: all. `check` raises NotRewrittenError if an operator that matched
+    otherwise is not rewritten. `attributes` are those that the integer operator has; None: all. `has_weights`: whether the
+    first input is multiplied with the second one, which may have several scales.
 
     `order` is the order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b:
     the bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
@@ -79,18 +79,15 @@ class Rule:
 
     def match(self, graph: Graph, node: ir.Node) -> Match:
         count = len(node.inputs) if self.inputs is None else self.inputs
-        if not 0 < count <= len(node.inputs) or len(node.outputs) != 1:
-            raise Left("it has other inputs or outputs")
+        stays_if(not 0 < count <= len(node.inputs) or len(node.outputs) != 1, "it has other inputs or outputs")
         sources = tuple(source_of(graph, value) for value in node.inputs[:count])
         target = target_of(graph, node)
-        if target.bounds and graph.model.opset_imports[""] < 12:
-            raise Left("Clip has no codes")
+        stays_if(target.bounds and graph.model.opset_imports[""] < 12, "Clip has no codes")
         if any(source.codes.element_type.bits != 8 and not source.is_constant for source in sources):
-            raise Left("an input has codes of fewer bits")
-        if all(source.is_constant for source in sources):
-            raise Left("it is a constant")
+            raise NotRewrittenError("an input has codes of fewer bits")
+        stays_if(all(source.is_constant for source in sources), "it is a constant")
         if any(source.codes.scales.size != 1 for source in sources[: 1 if self.has_weights else None]):
-            raise Left("an input has several scales")
+            raise NotRewrittenError("an input has several scales")
         weights_type = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
         match = Match(node, self, sources, weights_type, target)
         if self.check:
@@ -111,32 +108,32 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 
 
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
-    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it."""
+    """Return the int32 codes of a bias. Raise NotRewrittenError unless they have the scale of the products, but for a rounding
+    of it."""
     node = graph.node(value.producer())
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
-        raise Left("its bias is not dequantized from int32")
+        raise NotRewrittenError("its bias is not dequantized from int32")
     codes, scale = graph.array(meaning.x.value), meaning.scale.array
     if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
-        raise Left("its bias is not constant")
+        raise NotRewrittenError("its bias is not constant")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
-        raise Left("its bias has another shape")
-    if not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
-        raise Left("its bias has another scale than its products")
+        raise NotRewrittenError("its bias has another shape")
+    stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "its bias has another scale than its products")
     magnitudes = np.abs(codes.astype(np.float64))
     if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * y_scale)):
-        raise Left("its bias is too large")
+        raise NotRewrittenError("its bias is too large")
     return codes
 
 
 def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
-    """Return the shape of weights behind their moves. Raise Left unless they are constant, with one scale, or with one for each
-    index along an axis."""
+    """Return the shape of weights behind their moves. Raise NotRewrittenError unless they are constant, with one scale, or with
+    one for each index along an axis."""
     tensor = graph.tensor(source.node.x)
     if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
-        raise Left("its weights are not constant")
+        raise NotRewrittenError("its weights are not constant")
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]
     for move in source.moves:
@@ -145,16 +142,15 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     scales = source.codes.scales
     if scales.size != 1:
         is_along = len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
-        if not is_along or scales.size != shape[along]:
-            raise Left("its scales lie along another axis")
+        stays_if(not is_along or scales.size != shape[along], "its scales lie along another axis")
     return shape
 
 
 def _check_products(products: Any) -> None:
-    """Raise Left unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's integer
-    operators leave the memory of the output as it is then."""
+    """Raise NotRewrittenError unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's
+    integer operators leave the memory of the output as it is then."""
     if not isinstance(products, int) or not 1 <= products <= _MOST_PRODUCTS:
-        raise Left("the number of its products is not known, or too large, or 0")
+        raise NotRewrittenError("the number of its products is not known, or too large, or 0")
 
 
 def _check_conv(graph: Graph, match: Match) -> None:
@@ -168,9 +164,8 @@ def _check_gemm(graph: Graph, match: Match) -> None:
     shape = _weights_shape(graph, match.sources[1], along=1 - turned)
     has_bias = len(match.node.inputs) > 2 and match.node.inputs[2] is not None
     if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
-        raise Left("it scales its products")
-    if attributes.get_int("transA") or len(shape) != 2:
-        raise Left("its first input is turned")
+        raise NotRewrittenError("it scales its products")
+    stays_if(attributes.get_int("transA") or len(shape) != 2, "its first input is turned")
     _check_products(shape[turned])
 
 
@@ -186,32 +181,29 @@ def _check_matmul(graph: Graph, match: Match) -> None:
 
 
 def _check_binary(graph: Graph, match: Match) -> None:
-    """Raise Left unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but for those
-    beside ties."""
+    """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but
+    for those beside ties."""
     a, b = match.sources
     y_scale = float(match.target.codes.scale)
     scales = [float(source.codes.scale) for source in (a, b)]
     if match.node.op_type == "Add":
         quotients = [scale / y_scale for scale in scales]
-        if max(quotients) > _LARGEST_QUOTIENT:
-            raise Left("its scale is too small for the sum")
+        stays_if(max(quotients) > _LARGEST_QUOTIENT, "its scale is too small for the sum")
         exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
     else:
         exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / y_scale)
-    if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
-        raise Left("its scale is too small")
+    stays_if(max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20, "its scale is too small")
     _check_ties(match, exact)
 
 
 def _check_division(graph: Graph, match: Match) -> None:
-    """Raise Left unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the specification, but
-    for those beside ties."""
+    """Raise NotRewrittenError unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the
+    specification, but for those beside ties."""
     (source,), divisor = match.sources, divisor_of(graph, match.node)
     if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
-        raise Left("its divisor is not a constant, or extreme")
+        raise NotRewrittenError("its divisor is not a constant, or extreme")
     exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
-    if np.abs(exact).max() > 2.0**20:
-        raise Left("its scale is too small")
+    stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
     _check_ties(match, exact, needs_none=math.frexp(divisor)[0] != 0.5)
 
@@ -227,46 +219,43 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
 
 
 def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
-    """Raise Left if two codes may be equally near to a result, and there may be none, or the operator adds an odd zero point
-    before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
+    """Raise NotRewrittenError if two codes may be equally near to a result, and there may be none, or the operator adds an odd
+    zero point before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
     if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
-        raise Left("two codes may be equally near")
+        raise NotRewrittenError("two codes may be equally near")
 
 
 def _check_pool(graph: Graph, match: Match) -> None:
     given, is_average = match.node.attributes, match.node.op_type == "AveragePool"
     if is_average and (given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given):
-        raise Left("it pads or skips elements")
+        raise NotRewrittenError("it pads or skips elements")
     shape = graph.shape(match.node.inputs[0]) if match.node.inputs[0] else None
     if shape is None or len(shape) < 3:
-        raise Left("the rank of its x is not known")
+        raise NotRewrittenError("the rank of its x is not known")
     sizes: Any = given.get_ints("kernel_shape") if is_average else shape[2:]
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
-        raise Left("the number of its elements is not known, or too large")
+        raise NotRewrittenError("the number of its elements is not known, or too large")
     if is_average:
         # QLinearAveragePool adds floats.
         most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
-        if most * max(1.0, quotient) > _MOST_POOLED:
-            raise Left("its sums are too large")
+        stays_if(most * max(1.0, quotient) > _MOST_POOLED, "its sums are too large")
         sums = np.arange(-255 * most, 255 * most + 1) * quotient
         for count in range(1, most + 1):  # at the edges there are fewer elements
             _check_ties(match, sums / count)
 
 
 def _check_same_codes(graph: Graph, match: Match) -> None:
-    """Raise Left unless inputs and output have one scale and one zero point."""
+    """Raise NotRewrittenError unless inputs and output have one scale and one zero point."""
     for source in match.sources:
         one, other = source.codes, match.target.codes
-        if one.scale != other.scale:
-            raise Left("it quantizes with another scale")
+        stays_if(one.scale != other.scale, "it quantizes with another scale")
         if (one.zero_point, one.element_type) != (other.zero_point, other.element_type):
-            raise Left("it quantizes with another zero point")
+            raise NotRewrittenError("it quantizes with another zero point")
 
 
 def _check_max_pool(graph: Graph, match: Match) -> None:
     _check_same_codes(graph, match)
-    if graph.model.opset_imports[""] < 12:
-        raise Left("MaxPool has no codes")
+    stays_if(graph.model.opset_imports[""] < 12, "MaxPool has no codes")
 
 
 _OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -16,6 +16,7 @@ from onnx import shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator, Quantize
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
@@ -134,10 +135,6 @@ class Values:
         self._inferred = None
 
 
-class Left(Exception):  # noqa: N818
-    """A node stays as it is; the message gives the reason."""
-
-
 @dataclass(eq=False)
 class Node:
     """A node of one of the package's operators, with values for all its attributes."""
@@ -254,31 +251,33 @@ class Nodes(Values):
             if ir_attribute.type.name == attribute.kind:
                 given[attribute.name] = ir_attribute.value
             else:
-                self._leave_as_invalid(node, f"its attribute {attribute.name} is a {ir_attribute.type.name}")
+                node.is_valid = False
+                self.reasons[node] = f"its attribute {attribute.name} is a {ir_attribute.type.name}"
         try:
             node.attributes = node.operator.values(given)
             self.meaning(node)
         except ValueError as error:
-            self._leave_as_invalid(node, f"not valid: {error}")
-
-    def _leave_as_invalid(self, node: Node, why: str) -> None:
-        node.is_valid, self.reasons[node] = False, why
+            node.is_valid, self.reasons[node] = False, Invalid(f"not valid: {error}")
 
     # The nodes, and why they stay as they are.
 
     def each(self, step: Callable[[Node, Any], None], kind: type = object) -> None:
         """Call ``step(node, meaning)`` for each node that still exists, has no reason to stay as it is, and has a meaning of
-        this kind. If `step` raises `Left`, its message is the reason."""
+        this kind. If `step` raises `NotRewrittenError`, its message is the reason."""
         for node in self.nodes():
             if node.node.graph and node not in self.reasons and isinstance(meaning := self.meaning(node), kind):
                 try:
                     step(node, meaning)
-                except Left as error:
-                    self.reasons[node] = str(error)
+                except NotRewrittenError as error:
+                    self.reasons[node] = error.reason
 
     def nodes(self) -> list[Node]:
         """Return the recorded nodes that still exist."""
         return [node for node in self._nodes.values() if node.node.graph]
+
+    def is_valid(self, node: Node) -> bool:
+        """Whether nothing is known to be wrong with a node."""
+        return node.is_valid and not isinstance(self.reasons.get(node), Invalid)
 
     def node(self, node: ir.Node | None) -> Node | None:
         """Return the record of a node; None: it has none, as its operator is not one of the package's."""
@@ -322,28 +321,25 @@ class Nodes(Values):
         self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes", unused: str = "it"
     ) -> list[Node]:
         """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
-        value as their input `index`. `what` and `unused` are what messages call the value. Raise Left if the codes have another
-        user or no user, or if one of the dequantize nodes stays as it is."""
+        value as their input `index`. `what` and `unused` are what messages call the value. Raise NotRewrittenError if the codes
+        have another user or no user, or if one of the dequantize nodes stays as it is."""
         value = value or node.y
-        if value.is_graph_output():
-            raise Left(f"{what} are an output of its graph")
-        if not value.uses():
-            raise Left(f"nothing uses {unused}")
+        stays_if(value.is_graph_output(), f"{what} are an output of its graph")
+        stays_if(not value.uses(), f"nothing uses {unused}")
         followers = []
         for user, at in value.uses():
             follower = self.node(user)
-            if user.graph is not node.node.graph:
-                raise Left(f"{what} are used in another graph")
+            stays_if(user.graph is not node.node.graph, f"{what} are used in another graph")
             if follower and at == index and follower in self.reasons:
-                raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
+                raise NotRewrittenError(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
             if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
-                raise Left(f"{what} are used by {full_name(user)}")
+                raise NotRewrittenError(f"{what} are used by {full_name(user)}")
             followers.append(follower)
         return sorted(followers, key=lambda follower: follower.place)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not
-        valid."""
+        """Return a node as a function of its x. Its other inputs have to be constants. The function raises NotRewrittenError if
+        x is not valid."""
         others = [None if value is None else self.array(value) for value in node.node.inputs[1:]]
         return lambda x: call(node, [x, *others])[0]
 
@@ -353,11 +349,11 @@ def full_name(node: ir.Node) -> str:
 
 
 def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
-    """Return the outputs of a node for the given inputs, with some attributes changed. Raise Left if inputs or attributes are
-    not valid."""
+    """Return the outputs of a node for the given inputs, with some attributes changed. Raise NotRewrittenError if inputs or
+    attributes are not valid."""
     try:
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
     except (TypeError, ValueError) as error:
         reraise_of_signal_handler(error)
-        raise Left(f"not valid: {error}") from None
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)

@@ -6,7 +6,7 @@ import graphlib
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import onnx
 import onnx_ir as ir
@@ -66,30 +66,25 @@ STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_
 CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
 
 
-@overload
-def optimize(
-    model: onnx.ModelProto | str | os.PathLike[str],
-    out: None = None,
-    *,
-    keep_quantized_weights: bool = False,
-    qdq: Qdq = "auto",
-    operators: Operators = "custom",
-    regions: bool = True,
-    keep_initializers_as_inputs: bool = True,
-) -> onnx.ModelProto: ...
+class Options(TypedDict, total=False):
+    """The arguments of `optimize` that may only be given by name."""
+
+    keep_quantized_weights: bool
+    qdq: Qdq
+    operators: Operators
+    regions: bool
+    keep_initializers_as_inputs: bool
+
+
+_Path = str | os.PathLike[str]
 
 
 @overload
-def optimize(
-    model: onnx.ModelProto | str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    keep_quantized_weights: bool = False,
-    qdq: Qdq = "auto",
-    operators: Operators = "custom",
-    regions: bool = True,
-    keep_initializers_as_inputs: bool = True,
-) -> None: ...
+def optimize(model: onnx.ModelProto | _Path, out: None = None, **options: Unpack[Options]) -> onnx.ModelProto: ...
+
+
+@overload
+def optimize(model: onnx.ModelProto | _Path, out: _Path, **options: Unpack[Options]) -> None: ...
 
 
 def optimize(
@@ -193,7 +188,7 @@ def optimize(
 
 @dataclass
 class Optimized:
-    """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
+    """An optimized model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
     `rewritten` is the model whose large tensors may still have to be read or computed."""
 
     source: model_files.Source
@@ -208,10 +203,6 @@ class Optimized:
         result = model_files.as_proto(self.rewritten)
         self.source.check()
         return result
-
-    @property
-    def not_standard(self) -> list[tuple[str, str]]:
-        return not_standard(self.left)
 
     def check_operators(self) -> None:
         """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package's is left."""
@@ -230,7 +221,7 @@ class Optimized:
             for file in (target, f"{target}.data"):
                 for what, others in (("has tensors of", self.source.files), ("is", [original] if original else [])):
                     if files.is_one_of(file, others):
-                        raise ModelError(f"{file} {what} the original model; expected another name for the optimised one")
+                        raise ModelError(f"{file} {what} the original model; expected another name for the optimized one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 
@@ -247,7 +238,7 @@ def optimized(
     integers: Integers = "anywhere",
     has_other_providers: bool = False,
 ) -> Optimized:
-    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
+    """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
     `integers`: where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model
     is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
@@ -259,9 +250,9 @@ def optimized(
     # What onnx-ir would lose.
     lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
     try:
-        intermediate = None if lost else source.lazy()
+        intermediate = None if lost else source.lazy("what onnx-ir cannot read")
     except ModelError as error:
-        intermediate, lost = None, f"what onnx-ir cannot read: {str(error).removeprefix('not a valid model: ')}"
+        intermediate, lost = None, str(error)
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
@@ -293,23 +284,18 @@ def optimized(
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
 
 
-def not_standard(left: Counter[tuple[str, str]], operators: Operators = "standard") -> list[tuple[str, str]]:
-    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own, and for "cuda"
-    those that GPUs run. A node that was not folded is left in another sense."""
-    return [
-        (name, why)
-        for name, why in left
+def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
+    """Return which nodes of this package's operators are left, for a message; "": none. ONNX's own are none of these, nor for
+    "cuda" those that GPUs run. A node that was not folded is left in another sense."""
+    nodes = (
+        f"{counted(number, 'node', 'nodes')} {name}: {why}"
+        for (name, why), number in left.items()
         if (operator := OPERATORS.find(*name.split("::")))
         and not name.startswith(_ONNX)
         and not (operators == "cuda" and operator.runs_on_gpus)
         and why != constants.INPUT
-    ]
-
-
-def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
-    """Return the same for a message; "": there are none."""
-    nodes = not_standard(left, operators)
-    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in nodes)
+    )
+    return "; ".join(nodes)
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

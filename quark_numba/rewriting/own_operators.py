@@ -1,6 +1,6 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
-ONNX Runtime's optimisers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
+ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
 not do in the model as written. They quantize folded weights anew, turn a dequantize node and a MatMul into a product that
 quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
 stay."""
@@ -13,18 +13,19 @@ import onnx_ir as ir
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Quantize
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 from .onnx_runtime import casts_to
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
 
 RENAMED = "renamed: this package runs it"
 
-# The names, in any domain, by which ONNX Runtime's optimisers know quantization nodes.
+# The names, in any domain, by which ONNX Runtime's optimizers know quantization nodes.
 NAMES = ("QuantizeLinear", "DequantizeLinear")
 _ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 
@@ -36,8 +37,7 @@ def rewrite(graph: Graph) -> None:
     """Rename all these nodes, and with `qdq` = "onnxruntime" only those that ONNX Runtime cannot run. TensorRT's nodes of the
     same names are renamed if their tensors have the type of the codes."""
     for node in graph.nodes():
-        is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
-        if not is_valid or node.operator.name not in NAMES or _is_held(graph, node):
+        if not graph.is_valid(node) or node.operator.name not in NAMES or _is_held(graph, node):
             continue
         is_run = is_run_by_onnx_runtime(node, graph.meaning(node))
         if is_run and graph.qdq == "onnxruntime":
@@ -53,7 +53,7 @@ def rewrite(graph: Graph) -> None:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
             try:
                 inputs.append(zeros(graph, node, meaning))
-            except Left:
+            except NotRewrittenError:
                 inputs += _computed_zeros(graph, node, meaning)
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:

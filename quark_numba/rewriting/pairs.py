@@ -8,10 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import Affine, Quantize
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 
 SHARED = "dropped: another node computes the same"
 FUSED = "fused: quantize and dequantize in one step"
@@ -30,7 +31,7 @@ def rewrite(graph: Graph) -> None:
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
     """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
-    Raise Left as `Graph.followers` does, or if a fused node would not return the same."""
+    Raise NotRewrittenError as `Graph.followers` does, or if a fused node would not return the same."""
     followers = graph.followers(node)
     first, *others = followers
     dequantize = graph.affine(first)
@@ -41,7 +42,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
             and dequantize.has_same_parameters(graph.affine(other))
         )
         if not is_equal or other.y.is_graph_output():
-            raise Left("the dequantize nodes downstream of it differ, or are outputs of their graph")
+            raise NotRewrittenError("the dequantize nodes downstream of it differ, or are outputs of their graph")
     _check(graph, node, quantize, dequantize)
     return followers
 
@@ -62,26 +63,23 @@ def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
 
 
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
-    """Raise Left if one step would not return the same as two."""
+    """Raise NotRewrittenError if one step would not return the same as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
-    if not quantize.has_same_parameters(dequantize):
-        raise Left("the dequantize node behind it has other parameters")
+    stays_if(not quantize.has_same_parameters(dequantize), "the dequantize node behind it has other parameters")
     if codes is not None and codes.name not in PAIR.formats:
-        raise Left(f"{PAIR.full_name} has no {codes.name}")
-    if scale not in (None, FLOAT32):
-        raise Left("its scale is not float32")
-    if quantize.has_other_type or dequantize.has_other_type:
-        raise Left("it computes in another type than float32")
+        raise NotRewrittenError(f"{PAIR.full_name} has no {codes.name}")
+    stays_if(scale not in (None, FLOAT32), "its scale is not float32")
+    stays_if(quantize.has_other_type or dequantize.has_other_type, "it computes in another type than float32")
     if node.is_standard and not graph.inferred_type(quantize.x.value) is scale is FLOAT32:
-        raise Left("its x and its scale are not both known to be float32")
+        raise NotRewrittenError("its x and its scale are not both known to be float32")
 
 
 def zeros(graph: Graph, node: Node, quantize: Quantize[Operand]) -> ir.Value:
-    """Return zeros for a node without a zero point. Raise Left if their shape is not known."""
+    """Return zeros for a node without a zero point. Raise NotRewrittenError if their shape is not known."""
     codes, array = quantize.element_type, quantize.scale.array
     assert codes
     known = graph.shape(quantize.scale.value) if array is None else array.shape
     if known is None or not all(isinstance(length, int) and length >= 0 for length in known):
-        raise Left("it has no zero point, and the shape of its scale is not known")
+        raise NotRewrittenError("it has no zero point, and the shape of its scale is not known")
     shape: Any = tuple(known)
     return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", node.node)

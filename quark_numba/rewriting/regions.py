@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..block.granularity import MOST_IN_REGISTERS, MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
@@ -17,7 +18,7 @@ from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TR
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -57,27 +58,30 @@ class _Steps:
 
     def step(self, node: ir.Node) -> Step | None:
         """Return the step for a node; None: the node cannot be a step."""
-        own = self.graph.node(node)
-        if own:
-            try:
-                match self.graph.meaning(own):
-                    case RoundTrip() as meaning:
-                        return self._round_trip(own, meaning)
-                    case BlockRoundTrip() as meaning:
-                        return self._block_round_trip(own, meaning)
-                    case FakeQuantize() if node.op_type == FAKE_QUANTIZE:
-                        self.floats |= {own.x, own.y}
-                        return Step(FAKE_QUANTIZE, (), tuple(sorted(own.attributes.items())))
-            except Left as error:
-                self.graph.reasons[own] = str(error)
-                return None
+        if own := self.graph.node(node):
+            return self._quantization(own)
         if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.leave(node, self.fused[node.outputs[0].name])
             return None
-        if node.op_type == CAST:
-            return self._cast(node)
+        return self._cast(node) if node.op_type == CAST else self._elementwise(node)
+
+    def _quantization(self, node: Node) -> Step | None:
+        try:
+            match self.graph.meaning(node):
+                case RoundTrip() as meaning:
+                    return self._round_trip(node, meaning)
+                case BlockRoundTrip() as meaning:
+                    return self._block_round_trip(node, meaning)
+                case FakeQuantize() if node.node.op_type == FAKE_QUANTIZE:
+                    self.floats |= {node.x, node.y}
+                    return Step(FAKE_QUANTIZE, (), tuple(sorted(node.attributes.items())))
+        except NotRewrittenError as error:
+            self.graph.reasons[node] = error.reason
+        return None
+
+    def _elementwise(self, node: ir.Node) -> Step | None:
         fewest, most = programs.OPERANDS[node.op_type]
         attributes = dict(programs.UNARY.get(node.op_type, {}))
         for name, attribute in node.attributes.items():
@@ -106,42 +110,36 @@ class _Steps:
 
     def _round_trip(self, node: Node, meaning: RoundTrip[Operand]) -> Step:
         scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
-        if meaning.block_size:
-            raise Left("its scales are blocked")
+        stays_if(meaning.block_size, "its scales are blocked")
         if scale is None or zero_point is None or scale.dtype != FLOAT32.dtype:
-            raise Left("its scale or its zero point is not a constant")
+            raise NotRewrittenError("its scale or its zero point is not a constant")
         if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
-            raise Left("its scale and its zero point have different shapes")
+            raise NotRewrittenError("its scale and its zero point have different shapes")
         codes = meaning.element_type
         if codes not in programs.ZERO_POINTS:
-            raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
+            raise NotRewrittenError(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
         axis = 0
         if scale.size != 1:
             axis = meaning.axis
             if axis >= 0:
                 shape = self.graph.shape(node.x)
                 if shape is None:
-                    raise Left("it has several scales, and the rank of its x is not known")
+                    raise NotRewrittenError("it has several scales, and the rank of its x is not known")
                 axis -= len(shape)
-            if scale.ndim != 1 or axis >= 0:
-                raise Left("not valid: its scales do not fit its axis")
+            stays_if(scale.ndim != 1 or axis >= 0, Invalid("not valid: its scales do not fit its axis"))
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
     def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
-        if meaning.operator not in BLOCK_ROUND_TRIPS:
-            raise Left(f"{_REGION.full_name} has no {node.full_name}")
+        stays_if(meaning.operator not in BLOCK_ROUND_TRIPS, f"{_REGION.full_name} has no {node.full_name}")
         shape = self.graph.shape(node.x)
-        if not self._is_float32(node.x):
-            raise Left(f"{_REGION.full_name} has no blocks of another type than float32")
+        stays_if(not self._is_float32(node.x), f"{_REGION.full_name} has no blocks of another type than float32")
         if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
-            raise Left("the rank of its x is not known, or it may have one element")
+            raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
-        if not -len(shape) <= axis < 0:
-            raise Left("not valid: its axis is out of range")
+        stays_if(not -len(shape) <= axis < 0, Invalid("not valid: its axis is out of range"))
         most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
-        if meaning.block_size > most:
-            raise Left(f"its blocks have more than {most} elements")
+        stays_if(meaning.block_size > most, f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 

@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
@@ -25,101 +26,124 @@ _MOST_COPIED = 1 << 10
 _NEW = "::quark_numba"
 
 
-def stand_ins(
-    nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, hidden: list[str] | None = None
-) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, with stand-ins for nodes of the package's operators, ONNX's own among them, also in
-    subgraphs. Outputs keep their names, element types and shapes, but not their values. A node of the package's operators is
-    left out if it is not valid, or if the element type of its output is unknown. `types` are the element types of values, by
-    name.
+class StandIns(ABC):
+    """ONNX's operators in the place of the package's, ONNX's own among them. Outputs keep their names and element types, but
+    not their values. A node is left out if it is not valid, or if the element type of its output is unknown. `shapes` are the
+    names of graph inputs that the stand-ins take, and that the caller has to add to the model."""
 
-    With a list `hidden`, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks through
-    a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are appended to the
-    list, and the caller has to add the inputs to the model."""
-    types = dict(types)
-    for node in nodes:
-        operator = OPERATORS.find(node.domain, node.op_type)
-        if operator is None:
-            yield _with_subgraphs(node, types, hidden)
+    def __init__(self) -> None:
+        self.shapes: list[str] = []
+
+    def nodes(self, nodes: Iterable[onnx.NodeProto], types: Mapping[str, int]) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes of a graph with stand-ins, also in subgraphs. `types` are the element types of values, by name."""
+        types = dict(types)
+        for node in nodes:
+            operator = OPERATORS.find(node.domain, node.op_type)
+            if operator is None:
+                yield self._with_subgraphs(node, types)
+            else:
+                yield from self._of(operator, node, types)
+
+    @abstractmethod
+    def _takes(self, element_type: ElementType) -> bool:
+        """Whether stand-ins may have tensors of an element type."""
+
+    @abstractmethod
+    def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:
+        """Return a node with the output y, of the type and the shape of x, for the value `name`."""
+
+    @abstractmethod
+    def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
+        """Yield nodes that make y, of unknown shape and of any type that a Cast takes, for the value `name`."""
+
+    def _of(self, operator: Operator, node: onnx.NodeProto, types: dict[str, int]) -> Iterator[onnx.NodeProto]:
+        """Yield the stand-ins for one of the package's nodes. Add the types of its outputs to `types`."""
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
+        inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
+        if not node.output:
+            return
+        try:
+            attributes = operator.values(given)
+            y_types = [tensor.element_type for tensor in operator.infer(inputs, attributes)]
+            like = operator.like and operator.like(node.input, attributes)
+        except (TypeError, ValueError):
+            return
+        has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
+        if y_types[0] is None and not has_type_of_x:
+            return
+        element_type, *more_types = (UINT8 if y_type and not self._takes(y_type) else y_type for y_type in y_types)
+        types |= {name: y_type.number for name, y_type in zip(node.output, (element_type, *more_types), strict=False) if y_type}
+        for name, y_type in zip(node.output[1:], more_types, strict=False):
+            if name and y_type:
+                yield from self._of_type(name, y_type)
+        x, y = node.input[0], node.output[0]
+        x_type = find(types.get(x, 0))
+        if element_type and x_type and not self._takes(x_type):
+            yield from self._of_type(y, element_type)
+            return
+        if like:
+            op_type, names, others = like
+            x = f"{y}{_NEW} like"
+            yield helper.make_node(op_type, names, [x], **others)
+        elif not has_type_of_x and x_type is not FLOAT32:
+            yield helper.make_node("Cast", [x], [f"{y}{_NEW} float"], to=FLOAT32.number)
+            x = f"{y}{_NEW} float"
+        if has_type_of_x or element_type in (None, FLOAT32):
+            yield self._like(x, y, y)
         else:
-            yield from _stand_in(operator, node, types, hidden)
+            assert element_type
+            yield self._like(x, f"{y}{_NEW} shaped", y)
+            yield helper.make_node("Cast", [f"{y}{_NEW} shaped"], [y], to=element_type.number)
+
+    def _of_type(self, y: str, element_type: ElementType) -> Iterator[onnx.NodeProto]:
+        """Yield nodes that make y, of which only the element type is known."""
+        yield from self._unshaped(f"{y}{_NEW} made", y)
+        yield helper.make_node("Cast", [f"{y}{_NEW} made"], [y], to=element_type.number)
+
+    def _with_subgraphs(self, node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.NodeProto:
+        if not any(protos.subgraphs(node)):
+            return node
+        result = onnx.NodeProto()
+        result.CopyFrom(node)
+        for graph in protos.subgraphs(result):
+            nodes = list(self.nodes(graph.node, types))
+            del graph.node[:]
+            graph.node.extend(nodes)
+        return result
 
 
-def _stand_in(
-    operator: Operator, node: onnx.NodeProto, types: dict[str, int], hidden: list[str] | None
-) -> Iterator[onnx.NodeProto]:
-    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown. Add the
-    types of its outputs to `types`."""
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
-    inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
-    if not node.output:
-        return
-    try:
-        attributes = operator.values(given)
-        inferred, *more = operator.infer(inputs, attributes)
-        like = operator.like and operator.like(node.input, attributes)
-    except (TypeError, ValueError):
-        return
-    element_type = inferred.element_type
-    has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
-    if element_type is None and not has_type_of_x:
-        return
-    y_types = [tensor.element_type for tensor in (inferred, *more)]
-    if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
-        y_types = [UINT8 if y_type and not casts_to(y_type) else y_type for y_type in y_types]
-    element_type, *more_types = y_types
-    types |= {name: y_type.number for name, y_type in zip(node.output, y_types, strict=False) if y_type}
-    for name, y_type in zip(node.output[1:], more_types, strict=False):
-        if name and y_type:
-            yield from _of_unknown_shape(name, y_type, hidden)
-    x, y = node.input[0], node.output[0]
-    x_type = find(types.get(x, 0))
-    if hidden is not None and element_type and x_type and not casts_to(x_type):
-        yield from _of_unknown_shape(y, element_type, hidden)
-        return
-    if like:
-        op_type, names, others = like
-        x = f"{y}{_NEW} like"
-        yield helper.make_node(op_type, names, [x], **others)
-    elif not has_type_of_x and types.get(x) != FLOAT32.number:
-        yield helper.make_node("Cast", [x], [f"{y}{_NEW} float"], to=FLOAT32.number)
-        x = f"{y}{_NEW} float"
-    is_cast = not has_type_of_x and element_type not in (None, FLOAT32)
-    shaped = f"{y}{_NEW} shaped" if is_cast else y
-    if hidden is None:
-        yield helper.make_node(_LIKE, [x], [shaped])
-    else:
-        hidden.append(f"{y}{_NEW} shape")
-        yield helper.make_node("Reshape", [x, hidden[-1]], [shaped])
-    if is_cast:
-        assert element_type
-        yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
+class InferenceStandIns(StandIns):
+    """Stand-ins from which onnx infers the shapes of outputs. They need not run."""
+
+    def _takes(self, element_type: ElementType) -> bool:
+        return True
+
+    def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:
+        return helper.make_node(_LIKE, [x], [y])
+
+    def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
+        yield helper.make_node("Constant", [], [f"{y} at"], value_int=0)
+        yield helper.make_node("SequenceEmpty", [], [f"{y} of"])
+        yield helper.make_node("SequenceAt", [f"{y} of", f"{y} at"], [y])
 
 
-def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | None) -> Iterator[onnx.NodeProto]:
-    """Yield nodes that make y, of which only the element type is known. Without `hidden` they need not run."""
-    made = f"{y}{_NEW} made"
-    if hidden is None:
-        yield helper.make_node("Constant", [], [f"{made} at"], value_int=0)
-        yield helper.make_node("SequenceEmpty", [], [f"{made} of"])
-        yield helper.make_node("SequenceAt", [f"{made} of", f"{made} at"], [made])
-    else:
-        hidden.append(f"{y}{_NEW} shape")
-        yield helper.make_node("ConstantOfShape", [hidden[-1]], [made])
-    yield helper.make_node("Cast", [made], [y], to=element_type.number)
+class SessionStandIns(StandIns):
+    """Stand-ins that ONNX Runtime runs, and whose shapes it does not know, as it sees the package's operators. No optimizer
+    looks through one, because it is a Reshape to a shape that is a graph input."""
 
+    def _takes(self, element_type: ElementType) -> bool:
+        return casts_to(element_type)
 
-def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None) -> onnx.NodeProto:
-    if not any(protos.subgraphs(node)):
-        return node
-    result = onnx.NodeProto()
-    result.CopyFrom(node)
-    for graph in protos.subgraphs(result):
-        nodes = list(stand_ins(graph.node, types, hidden=hidden))
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return result
+    def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:
+        return helper.make_node("Reshape", [x, self._shape(name)], [y])
+
+    def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
+        yield helper.make_node("ConstantOfShape", [self._shape(name)], [y])
+
+    def _shape(self, name: str) -> str:
+        self.shapes.append(f"{name}{_NEW} shape")
+        return self.shapes[-1]
 
 
 def skeleton(
@@ -158,11 +182,11 @@ def skeleton(
         dtype = tensor.dtype if tensor is not None else value.dtype
         if value.name and dtype:
             types[value.name] = dtype.value
-    nodes = map(ir.serde.serialize_node, model.graph)
-    hidden: list[str] = []
-    to.node.extend(stand_ins(nodes, types, hidden=hidden if hide_shapes else None))
+    stand_ins = SessionStandIns() if hide_shapes else InferenceStandIns()
+    to.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
     # Nodes of two branches may have the same names.
-    to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(hidden))
+    shapes = (helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(stand_ins.shapes))
+    to.input.extend(shapes)
     # Without them onnx does not know the shapes behind nodes of other domains.
     known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
     made = (value for value in known if value.name and value.type and value.shape is not None)

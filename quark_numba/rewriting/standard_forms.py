@@ -1,6 +1,6 @@
 """Write every node of the package's operators in its standard form: ONNX's standard operators alone, with the same bits.
 
-Any execution provider runs such a model. ONNX Runtime's optimisers do not know that it quantizes."""
+Any execution provider runs such a model. ONNX Runtime's optimizers do not know that it quantizes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
-from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..declaration import Builder, Shape, Tensor
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
-from .nodes import Left, Node, Operand
+from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -56,9 +57,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
-    if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
-        return False
-    if graph.operators == "cuda" and node.operator.runs_on_gpus:
+    if not graph.is_valid(node) or (graph.operators == "cuda" and node.operator.runs_on_gpus):
         return False
     return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
 
@@ -66,28 +65,27 @@ def _is_to_write(graph: Graph, node: Node) -> bool:
 def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
     try:
         _write(graph, node, bounds)
-    except Left as error:
-        graph.reasons[node] = str(error)
+    except NotRewrittenError as error:
+        graph.reasons[node] = error.reason
         return False
     return True
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
-    """Write the standard form of a node in its place. Raise Left if it has none."""
+    """Write the standard form of a node in its place. Raise NotRewrittenError if it has none."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
-        raise Left("it has no form in standard operators")
+        raise NotRewrittenError("it has no form in standard operators")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)
-    except ValueError as error:
+    except (NotRewrittenError, ValueError) as error:
         builder.drop()
-        raise Left(f"not valid: {error}") from None
-    except NoStandardForm as error:
-        builder.drop()
-        raise Left(str(error)) from None
+        if isinstance(error, ValueError):
+            raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
+        raise
     for old, operand in zip(node.node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
         graph.keep_inferred(old, new)
@@ -151,13 +149,13 @@ class _Nodes(Builder[Operand]):
         try:
             schema = onnx.defs.get_schema(op_type, self.opset, "")
         except SchemaError:
-            raise NoStandardForm(f"opset {self.opset} has no {op_type}") from None
+            raise NotRewrittenError(f"opset {self.opset} has no {op_type}") from None
         made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
         (y,) = made.outputs
         made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
         try:
             self._infer(made, schema)
-        except NoStandardForm:
+        except NotRewrittenError:
             for index in range(len(made.inputs)):
                 made.replace_input_with(index, None)
             raise
@@ -198,8 +196,8 @@ class _Nodes(Builder[Operand]):
         return self._graph.shared_array(array, "constant", self._node.node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
-        """Let the output of a node have the type and the shape that onnx infers. Raise NoStandardForm if the operator does not
-        take these types in this opset."""
+        """Let the output of a node have the type and the shape that onnx infers. Raise NotRewrittenError if the operator does
+        not take these types in this opset."""
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}
         for index, value in enumerate(made.inputs):
@@ -209,7 +207,7 @@ class _Nodes(Builder[Operand]):
             known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
             number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
             if not number:
-                raise NoStandardForm("the type of its x is not known")
+                raise NotRewrittenError("the type of its x is not known")
             assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MOST_READ:
@@ -221,7 +219,7 @@ class _Nodes(Builder[Operand]):
         try:
             inferred = infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
         except (InferenceError, ValidationError) as error:
-            raise NoStandardForm(f"onnx refuses {made.op_type}: {error}") from None
+            raise NotRewrittenError(f"onnx refuses {made.op_type}: {error}") from None
         (y,) = made.outputs
         assert y.name
         y_type = inferred[y.name].tensor_type
@@ -231,5 +229,4 @@ class _Nodes(Builder[Operand]):
 
     def _check_type(self, number: int, known: Collection[str], made: ir.Node) -> None:
         name = onnx.TensorProto.DataType.Name(number).lower()
-        if f"tensor({name})" not in known:
-            raise NoStandardForm(f"opset {self.opset} has no {made.op_type} of {name}")
+        stays_if(f"tensor({name})" not in known, f"opset {self.opset} has no {made.op_type} of {name}")

@@ -21,13 +21,13 @@ import onnx
 import onnxruntime
 from onnx import helper
 
+from ..declaration.reasons import NotRewrittenError
 from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
-from ..rewriting.nodes import Left
-from .blocked_nodes import REGION, WAYS
+from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size
 from .options import ENTRIES, runs_on_cpu_alone
@@ -59,10 +59,10 @@ def blocked(
         return BlockedModel(None, 0, Counter())
     try:
         if not operators["", "Conv"]:
-            raise Left("the model has no convolution")
+            raise NotRewrittenError("the model has no convolution")
         block = _block_size_of(options, providers, named)
         optimised = _optimised(path or model, options, standard_ops, named)
-    except Left as error:
+    except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
     tensors = BlockedTensors(optimised, block, path and os.path.dirname(path))
     left = Counter[str]()
@@ -71,11 +71,11 @@ def blocked(
         kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         is_region = kind == (REGION.domain, REGION.name)
         try:
-            if kind not in WAYS:
-                raise Left("the operator has no counterpart on blocks")
-            WAYS[kind](tensors, node)
+            if kind not in HANDLERS:
+                raise NotRewrittenError("the operator has no counterpart on blocks")
+            HANDLERS[kind](tensors, node)
             kept += is_region
-        except Left as error:
+        except NotRewrittenError as error:
             reason = tensors.leave(node, str(error))
             left.update([reason] * is_region)
     for output in optimised.graph.output:
@@ -90,21 +90,21 @@ def has_regions(model: model_files.Model) -> bool:
 
 
 def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
-    """Return the number of channels in a block. Raise Left unless ONNX Runtime would lay out this session's tensors in
-    blocks."""
+    """Return the number of channels in a block. Raise NotRewrittenError unless ONNX Runtime would lay out this session's
+    tensors in blocks."""
     if not runs_on_cpu_alone(options, providers):
-        raise Left("the session has other execution providers than CPUExecutionProvider")
+        raise NotRewrittenError("the session has other execution providers than CPUExecutionProvider")
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
-        raise Left("graph_optimization_level is not ORT_ENABLE_ALL")
+        raise NotRewrittenError("graph_optimization_level is not ORT_ENABLE_ALL")
     if options.optimized_model_filepath:
-        raise Left("optimized_model_filepath is set")
+        raise NotRewrittenError("optimized_model_filepath is set")
     disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}
     if "NchwcTransformer" in disabled:
-        raise Left("NchwcTransformer is disabled")
-    with errors_named("ONNX Runtime laid out no convolution", Left):
+        raise NotRewrittenError("NchwcTransformer is disabled")
+    with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
         size = block_size()
     if size == 1:
-        raise Left("ONNX Runtime has no blocked layout on this processor")
+        raise NotRewrittenError("ONNX Runtime has no blocked layout on this processor")
     return size
 
 
@@ -121,7 +121,7 @@ def _optimised(
     register(own, backend="native", standard_ops=standard_ops)
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
-    with errors_named("ONNX Runtime did not write the optimised model", Left):
+    with errors_named("ONNX Runtime did not write the optimised model", NotRewrittenError):
         return optimised_by_onnx_runtime(model, own, **named)
 
 

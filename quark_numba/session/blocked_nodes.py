@@ -1,7 +1,7 @@
 """Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
 
-Each function appends the node that does the same on blocks, or raises `Left` before it appends anything that other nodes may
-see."""
+Each function appends the node that does the same on blocks, or raises `NotRewrittenError` before it appends anything that other
+nodes may see."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from ..rewriting.nodes import Left
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
@@ -35,17 +35,17 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
     inputs = [name for name in node.input if name]
     if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(name not in tensors.constants for name in inputs[1:]):
-        raise Left("its weights are not constants")
+        raise NotRewrittenError("its weights are not constants")
     weights = tensors.constants[inputs[1]]
     if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
-        raise Left("its weights are not float32, or do not have four dimensions")
+        raise NotRewrittenError("its weights are not float32, or do not have four dimensions")
     outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
     group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
     blocks_of_inputs = True
     if group > 1:
         is_depthwise = inner == 1 and outer == group
         if outer % ALIGNMENT or not (is_depthwise or (inner % block == 0 and outer % (group * block) == 0)):
-            raise Left("its groups are not whole blocks")
+            raise NotRewrittenError("its groups are not whole blocks")
         blocks_of_inputs = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
         group = -(-outer // block) * block if is_depthwise else group
@@ -53,7 +53,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         tensors.reorder_output(inputs[0])
         x, blocks_of_inputs = inputs[0], False
     elif inner % ALIGNMENT:
-        raise Left(NOT_ALIGNED)
+        raise NotRewrittenError(NOT_ALIGNED)
     else:
         x = tensors.in_blocks(inputs[0], inner, zeros=True)
     w = tensors.constant(
@@ -70,20 +70,18 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
-    if len(node.output) > 1:
-        raise Left("it has a second output, of indices")
+    stays_if(len(node.output) > 1, "it has a second output, of indices")
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
-        raise Left("it has ceil_mode or auto_pad")
-    if "Max" in node.op_type and not x.is_number:
-        raise Left("its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
+        raise NotRewrittenError("it has ceil_mode or auto_pad")
+    stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
     if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(operand.channels % tensors.block for operand in operands):
-        raise Left("it does not join whole blocks of channels")
+        raise NotRewrittenError("it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
     del copy.attribute[:]
@@ -97,9 +95,9 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     shapes = [tensors.shapes.get(name) for name in names]
     is_known = len(names) == 1 or all(shape is not None and None not in shape for shape in shapes)
     if not names or not is_known or any(shape != shapes[0] for shape in shapes):
-        raise Left("its inputs are not known to have one shape")
+        raise NotRewrittenError("its inputs are not known to have one shape")
     if any(np.prod(constant.dims) != 1 or len(constant.dims) > 4 for constant in constants):
-        raise Left("it has a constant of several elements")
+        raise NotRewrittenError("it has a constant of several elements")
     inputs = [operands[name].name if name in operands else name for name in node.input]
     returns_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not constants
     has_zeros = returns_zeros and all(operand.has_zeros for operand in operands.values())
@@ -109,8 +107,7 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Transpose to channels last by a reorder to channels last."""
     x = tensors.already_in_blocks(node.input[0])
-    if perm(node) != [0, 2, 3, 1]:
-        raise Left("it does not move the channels to the last axis")
+    stays_if(perm(node) != [0, 2, 3, 1], "it does not move the channels to the last axis")
     tensors.append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
 
 
@@ -120,10 +117,10 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     modes = attributes.get("mode", b"nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
     if modes != (b"nearest", b"asymmetric", b"floor") or "axes" in attributes or len(node.input) != 3:
-        raise Left("it does not repeat elements")
+        raise NotRewrittenError("it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():
-        raise Left("it does not repeat elements a known, whole number of times")
+        raise NotRewrittenError("it does not repeat elements a known, whole number of times")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
     del copy.attribute[:]
@@ -134,25 +131,21 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
-        raise Left("it has blocks along another axis than that of channels")
+        raise NotRewrittenError("it has blocks along another axis than that of channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
-        raise Left("it has scales along an axis")
-    if "block_size" in attributes and attributes["block_size"].i:
-        raise Left("it is in the blocked layout already")
+        raise NotRewrittenError("it has scales along an axis")
+    stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
     if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
-        raise Left("it casts an input")
+        raise NotRewrittenError("it casts an input")
     operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
-    if not any(name in tensors.tensors and channels[name] > 1 for name in operands):
-        raise Left(NOT_IN_BLOCKS)
+    stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
-    if len(counts) > 1:
-        raise Left("its inputs have different numbers of channels")
+    stays_if(len(counts) > 1, "its inputs have different numbers of channels")
     (count,) = counts
     added = (name for name in operands if name not in tensors.tensors and name not in tensors.constants)
-    if count % ALIGNMENT and any(channels[name] > 1 for name in added):
-        raise Left(NOT_ALIGNED)
+    stays_if(count % ALIGNMENT and any(channels[name] > 1 for name in added), NOT_ALIGNED)
     names = {}
     for name in operands:
         if name in tensors.constants:
@@ -186,7 +179,7 @@ def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) 
 
 
 # The functions that write a node's counterpart on blocks, by domain and op_type.
-WAYS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]] = {
+HANDLERS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]] = {
     ("", "Conv"): _conv,
     ("com.microsoft", "FusedConv"): _conv,
     ("", "Concat"): _concat,

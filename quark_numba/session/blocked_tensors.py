@@ -10,12 +10,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import reraise_of_signal_handler
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
-from ..rewriting.nodes import Left
-from ..rewriting.stand_ins import stand_ins
+from ..rewriting.stand_ins import InferenceStandIns
 from .blocks import NCHWC
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
@@ -87,12 +87,11 @@ class BlockedTensors:
 
     def in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
         """Return the name of a tensor in blocks. Append a reorder if it is not in blocks yet or, with `zeros`, if its padding
-        may not be 0. Raise Left if ONNX Runtime does not reorder so many channels."""
+        may not be 0. Raise NotRewrittenError if ONNX Runtime does not reorder so many channels."""
         tensor = self.tensors.get(name)
         if tensor and (tensor.has_zeros or not zeros):
             return tensor.name
-        if channels % ALIGNMENT:
-            raise Left(NOT_ALIGNED)
+        stays_if(channels % ALIGNMENT, NOT_ALIGNED)
         if tensor:
             self.reorder_output(name)
         reordered = Blocked(self._name(), channels, True)
@@ -107,28 +106,25 @@ class BlockedTensors:
         return reordered.name
 
     def already_in_blocks(self, name: str) -> Blocked:
-        """Return a tensor that is in blocks already. Raise Left if it is not."""
-        if name not in self.tensors:
-            raise Left(NOT_IN_BLOCKS)
+        """Return a tensor that is in blocks already. Raise NotRewrittenError if it is not."""
+        stays_if(name not in self.tensors, NOT_IN_BLOCKS)
         return self.tensors[name]
 
     def channels(self, name: str) -> int:
-        """Return the number of channels of a tensor or a constant. Raise Left if the number is not known, if a tensor is not
-        known to have four dimensions, or if a constant has more than four."""
+        """Return the number of channels of a tensor or a constant. Raise NotRewrittenError if the number is not known, if a
+        tensor is not known to have four dimensions, or if a constant has more than four."""
         if name in self.tensors:
             return self.tensors[name].channels
         if name in self.constants:
             dims = self.constants[name].dims
-            if len(dims) > 4:
-                raise Left("a constant has more than four dimensions")
+            stays_if(len(dims) > 4, "a constant has more than four dimensions")
             return dims[-3] if len(dims) > 2 else 1
         shape = self.shapes.get(name)
         if shape is None:
-            raise Left("the shape of an input is not known")
-        if len(shape) != 4:
-            raise Left("an input does not have four dimensions")
+            raise NotRewrittenError("the shape of an input is not known")
+        stays_if(len(shape) != 4, "an input does not have four dimensions")
         if shape[1] is None:
-            raise Left("the number of channels is not known")
+            raise NotRewrittenError("the number of channels is not known")
         return shape[1]
 
     def _name(self) -> str:
@@ -182,7 +178,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
-    graph.node.extend(stand_ins(model.graph.node, {}))
+    graph.node.extend(InferenceStandIns().nodes(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"

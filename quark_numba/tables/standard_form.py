@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.standard_form import Builder, Given, NoStandardForm, int64s
+from ..declaration.reasons import NotRewrittenError
+from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import FLOAT32, INT32
 from .calls import Rule, convert, rule
 from .granularity import NO_AXIS, THRESHOLD, shape_of
@@ -27,7 +28,8 @@ _LOWEST, _HIGHEST = -1 - 0x7F800000, 0x7F800000
 
 
 def write(op: Builder[AnyOperand], operation: str, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> AnyOperand:
-    """Write the nodes of an operator, and return their output. Raise NoStandardForm; ValueError if the node is not valid."""
+    """Write the nodes of an operator, and return their output. Raise NotRewrittenError; ValueError if the node is not
+    valid."""
     applied = rule(operation, attributes)
     if applied.is_nearest:
         return _nearest(op, applied, *inputs)
@@ -71,13 +73,13 @@ def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOper
     """The nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a threshold of
     1: then the quotient is x."""
     if lut.array is None:
-        raise NoStandardForm("its lut is not a constant")
+        raise NotRewrittenError("its lut is not a constant")
     unit, at = _f32(applied.first), np.unique(lut.array, return_index=True)[1]
     first, entries = lut.array.reshape(-1)[:1], lut.array.reshape(-1)[at]
     # Then no two entries are equally near except in the middle between them, so that the nearest one does not decrease.
     gap = np.min(np.diff(entries), initial=np.inf)
     if not (np.all(np.isfinite(entries)) and gap >= 2.0**-21 * (np.max(np.abs(entries)) + unit)):
-        raise NoStandardForm("the values of its lut are too close to each other, or not finite")
+        raise NotRewrittenError("the values of its lut are too close to each other, or not finite")
     low, high = np.full(entries.shape, _LOWEST - 1), np.full(entries.shape, _HIGHEST + 1)  # below the entry, and not
     tried = Rule(applied.operation, NO_AXIS, applied.first, 0.0)
     while np.any(high - low > 1):
@@ -102,7 +104,7 @@ def _shape_of_rows(
     """Return a shape that broadcasts to x for an element for each row: [] if there is one row for all of x."""
     table_shape, shape = op.shape(table), op.shape(threshold)
     if table_shape is None or shape is None or None in (*table_shape[:1], *shape[:1]):
-        raise NoStandardForm("the number of its rows is not known")
+        raise NotRewrittenError("the number of its rows is not known")
     known = [[length or 0 for length in each] for each in (table_shape, shape)]
     _, _, rows, _, _ = shape_of(applied.is_nearest, applied.axis, (), *known)
     if rows == 1:

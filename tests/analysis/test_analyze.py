@@ -555,7 +555,7 @@ def test_page_without_plots(tmp_path, terminal, monkeypatch):
 
 @pytest.mark.slow
 def test_values_that_numpy_lacks():
-    """bfloat16 tensors and sequences are passed from step to step. An error of ONNX Runtime when it optimises the model is
+    """bfloat16 tensors and sequences are passed from step to step. An error of ONNX Runtime when it optimizes the model is
     listed."""
     initializers = [constant("s", 0.5, ml_dtypes.bfloat16), constant("z", 0, np.int8)]
     initializers += [constant("first", 0, np.int64), constant("second", 1, np.int64)]
@@ -570,7 +570,7 @@ def test_values_that_numpy_lacks():
     rounded = np.clip(np.rint(a / 0.5), -128, 127) * 0.5
     assert tensor.own_sqnr_db == pytest.approx(decibels(a, rounded - a))
     assert found.outputs[0].sqnr_db == pytest.approx(decibels(a + x[1], rounded - a))
-    assert "ONNX Runtime's optimisations" in found.unmatched
+    assert "ONNX Runtime's optimizations" in found.unmatched
 
 
 def test_branches_and_outputs_that_are_constants():
@@ -616,12 +616,12 @@ def test_pairs_of_casts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_optimised", [False, True])
-def test_blocks_with_computed_scales(is_optimised, tmp_path):
+@pytest.mark.parametrize("is_optimized", [False, True])
+def test_blocks_with_computed_scales(is_optimized, tmp_path):
     """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are no tensors
     of their own."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
-    if is_optimised:
+    if is_optimized:
         quark_numba.optimize(path, tmp_path / "m.onnx", keep_initializers_as_inputs=False)  # it lists its weights there
         path = tmp_path / "m.onnx"
     with np.load(MODELS / "nvidia" / "nvfp4_expected.npz") as arrays:
@@ -629,7 +629,7 @@ def test_blocks_with_computed_scales(is_optimised, tmp_path):
     found = quark_numba.analyze(path, [{"input": x}])
     activations = [each for each in found.tensors if each.kind == "activation"]
     assert [each.type for each in activations] == ["nvfp4"] * 8
-    assert len(found.tensors) - len(activations) == (0 if is_optimised else 6)
+    assert len(found.tensors) - len(activations) == (0 if is_optimized else 6)
     (of_input,) = [each for each in activations if each.name == "input"]
     scale = next(
         numpy_helper.to_array(node.attribute[0].t)

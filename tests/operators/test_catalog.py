@@ -266,9 +266,9 @@ def test_a_new_dialect_in_sessions():
         PREPARE_DIALECT
         + """
 check(session(made).run(None, {"x": x}))
-optimised = quark_numba.optimize(made)
-assert [node.op_type for node in optimised.graph.node] == ["Region", "Conv", "Region"]
-check(session(optimised).run(None, {"x": x}))
+optimized = quark_numba.optimize(made)
+assert [node.op_type for node in optimized.graph.node] == ["Region", "Conv", "Region"]
+check(session(optimized).run(None, {"x": x}))
 check(quark_numba.InferenceSession(made).run(None, {"x": x}))
 """
     )

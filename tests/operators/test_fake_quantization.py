@@ -293,9 +293,9 @@ def test_constants_are_folded(operator):
         del made.graph.input[:]
         made.graph.node.extend(text_nodes("z = Identity (y)"))
         made.graph.output[0].name = "z"
-        optimised = quark_numba.optimize(made)
-        assert [each.op_type for each in optimised.graph.node] == ["Identity"]
-        (y,) = [numpy_helper.to_array(each) for each in optimised.graph.initializer if each.name == "y"]
+        optimized = quark_numba.optimize(made)
+        assert [each.op_type for each in optimized.graph.node] == ["Identity"]
+        (y,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name == "y"]
         assert_same_bits(y, node.expected())
 
 

@@ -134,9 +134,9 @@ def test_optimize_computes_constants(operator):
     del constant.graph.input[:]
     constant.graph.node.extend(text_nodes("z = Identity (y)"))
     constant.graph.output[0].name = "z"
-    optimised = optimize(constant)
-    assert [node.op_type for node in optimised.graph.node] == ["Identity"]
-    (y,) = [from_tensor_proto(each) for each in optimised.graph.initializer if each.name == "y"]
+    optimized = optimize(constant)
+    assert [node.op_type for node in optimized.graph.node] == ["Identity"]
+    (y,) = [from_tensor_proto(each) for each in optimized.graph.initializer if each.name == "y"]
     assert_same(y, CALLS[operator](*arrays, **attributes))
 
 
@@ -159,9 +159,9 @@ def test_optimize_beside_them(operator):
     )
     source.opset_import.append(helper.make_opsetid("quark_numba", 1))
     source.graph.output[0].name = "z"
-    optimised = optimize(source)
-    assert [node.op_type for node in optimised.graph.node] == [operator, "Region"]
-    (expected,), (z,) = (session(each).run(None, {"x": arrays[0]}) for each in (source, optimised))
+    optimized = optimize(source)
+    assert [node.op_type for node in optimized.graph.node] == [operator, "Region"]
+    (expected,), (z,) = (session(each).run(None, {"x": arrays[0]}) for each in (source, optimized))
     assert_same(z, expected)
 
 

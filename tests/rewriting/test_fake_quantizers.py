@@ -191,8 +191,8 @@ def test_models_of_other_quantizers(path, qdq):
 
 def test_single_steps_beside_convolutions_are_regions():
     """Only regions can lie in the layout of convolutions."""
-    optimised_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx", keep_initializers_as_inputs=False)
-    assert [node.op_type for node in optimised_model.graph.node if node.domain] == ["Region"] * 3
+    optimized_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx", keep_initializers_as_inputs=False)
+    assert [node.op_type for node in optimized_model.graph.node if node.domain] == ["Region"] * 3
 
 
 @pytest.mark.parametrize("levels", [2**24, 2**24 + 1])

@@ -52,8 +52,8 @@ def run(made):
 
 
 def check(*texts, imports='"" : 21', calls=None):
-    """Assert that `optimize` leaves no function. Assert that the package's session and a session of the optimised model give
-    the same results as ONNX's own operators. Return the optimised model."""
+    """Assert that `optimize` leaves no function. Assert that the package's session and a session of the optimized model give
+    the same results as ONNX's own operators. Return the optimized model."""
     expected = run(exact_session(parsed(*texts, ours=False)))
     whole = parsed(*texts, imports=imports)
     before = whole.SerializeToString()

@@ -45,7 +45,7 @@ def functions(count):
 
 
 def work(source):
-    """Return the number of calls of functions, Python's and others, in optimising a model. It depends on no clock."""
+    """Return the number of calls of functions, Python's and others, in optimizing a model. It depends on no clock."""
     calls = 0
 
     def count(frame, event, argument):

@@ -1,4 +1,4 @@
-"""Models with random faults, made from a model that has everything that the optimiser rewrites, or from another one."""
+"""Models with random faults, made from a model that has everything that the optimizer rewrites, or from another one."""
 
 import numpy as np
 import onnx

@@ -16,9 +16,9 @@ from qdq_sessions import case_of
 from rewritten_models import names_of
 
 from quark_numba.rewriting.constants import INPUT
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import not_standard_as_text, optimized
 
-# Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimises as it does by default.
+# Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimizes as it does by default.
 plain_session = functools.partial(session, backend=None, threads=1, level="DISABLE_ALL")
 LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 
@@ -26,7 +26,7 @@ LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 def in_standard_operators(source, operators="standard", **options):
     """Return a model in standard operators. Assert that nothing is left, and that onnx accepts the model."""
     result = optimized(source, operators=operators, **options)
-    assert not result.not_standard
+    assert not_standard_as_text(result.left) == ""
     standard = result.model
     assert {node.domain for node in standard.graph.node} <= {""}
     onnx.checker.check_model(standard)

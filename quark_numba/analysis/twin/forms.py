@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from ...block.granularity import Blocks, block_shape
 from ...block.operators import FORMATS as BLOCK_FORMATS
 from ...declaration import Affine, BlockRoundTrip, FakeQuantize
+from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32, ElementType, find
 from ...fake_quantization.key import CASTS, FORMS
-from ...rewriting.nodes import Left, Operand
+from ...rewriting.fake_quantizers import array_of
+from ...rewriting.nodes import Operand
 
 Array = NDArray[Any]
 
@@ -42,15 +44,15 @@ class Form:
 
 
 class Linear(Form):
-    """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it. Raises Left if they
-    are not constants."""
+    """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it. Raises
+    NotRewrittenError if they are not constants."""
 
     def __init__(self, meaning: Affine[Operand]) -> None:
         scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
         if scale is None or (meaning.zero_point and zero_point is None):
-            raise Left("its scale or its zero point is not a constant")
+            raise NotRewrittenError("its scale or its zero point is not a constant")
         if meaning.element_type is None:
-            raise Left("its type is not known")
+            raise NotRewrittenError("its type is not known")
         type_of_scale = find(scale.dtype)
         assert type_of_scale
         self.element_type: ElementType = meaning.element_type
@@ -161,18 +163,12 @@ def of_blocks(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array])
 
 
 def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Values:
-    """Return the form of a format without codes. Raises Left if a parameter is not a constant."""
+    """Return the form of a format without codes. Raises NotRewrittenError if a parameter is not a constant."""
     if meaning.form in CASTS:
         element_type = find(meaning.form)
         assert element_type
         return Values(meaning.form, element_type.bits, {}, apply, (float(element_type.lowest), float(element_type.highest)))
-    arrays: dict[str, Array] = {}
-    for name in FORMS[meaning.form].parameters:
-        given = meaning.parameters[name]
-        array = given.array if isinstance(given, Operand) else np.asarray(given)
-        if array is None:
-            raise Left(f"its {name} is not a constant")
-        arrays[name] = array
+    arrays = {name: array_of(meaning, name) for name in FORMS[meaning.form].parameters}
     is_per_tensor = all(array.size == 1 for array in arrays.values())
     parameters = {name: _range(array) for name, array in arrays.items()}
     return Values(*_type_of(arrays), parameters, apply, _saturation_limits(apply) if is_per_tensor else None)

@@ -10,13 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ...declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Quantize
+from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select
 from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
-from ...rewriting.nodes import Left, Node, Operand
+from ...rewriting.nodes import Node, Operand
 from .forms import Array, Form, Linear, of_blocks, of_fake_quantization
 from .random_nodes import random_values
 
@@ -90,7 +91,7 @@ def find_quantizers(graph: Graph) -> Found:
             continue
         try:
             quantizer = _quantizer(graph, node)
-        except Left as reason:
+        except NotRewrittenError as reason:
             tensors.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
             continue
         taken.update(quantizer.nodes)
@@ -112,9 +113,9 @@ def label(node: ir.Node) -> str:
 
 
 def _quantizer(graph: Graph, node: Node) -> Quantizer:
-    """Return the quantizer of a node. Raise Left if the node cannot be measured."""
+    """Return the quantizer of a node. Raise NotRewrittenError if the node cannot be measured."""
     if node in graph.reasons:
-        raise Left(graph.reasons[node])
+        raise NotRewrittenError(graph.reasons[node])
     meaning = graph.meaning(node)
     constant = graph.tensor(node.x)
     followers: list[Node] = []
@@ -126,11 +127,11 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
         elif isinstance(meaning, Dequantize) and constant is None:
-            raise Left("its codes are neither constant nor from a quantize node")
+            raise NotRewrittenError("its codes are neither constant nor from a quantize node")
         form = Linear(meaning)
         apply = _round_trip(graph, node, meaning, followers, form)
     else:
-        raise Left("it rounds within its computation, and is the same in the float twin")
+        raise NotRewrittenError("it rounds within its computation, and is the same in the float twin")
     ys = [record.y for record in followers or [node]]
     producer = node.x.producer()
     quantizer = Quantizer(
@@ -147,7 +148,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         quantizer.constant_rounding, quantizer.floats = (
             (graph.as_function(node), None) if isinstance(meaning, Dequantize) else (apply, constant)
         )
-        quantizer.dtype = quantizer.rounded.dtype  # raises Left if the node is not valid
+        quantizer.dtype = quantizer.rounded.dtype  # raises NotRewrittenError if the node is not valid
     elif producer:
         quantizer.made_by = label(producer)
         if producer.op_type in _BEFORE_ACTIVATIONS and isinstance(form, Linear):
@@ -172,13 +173,14 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
 
 
 def _followers(graph: Graph, node: Node) -> list[Node]:
-    """Return the dequantize nodes downstream of a quantize node. Raise Left if their parameters differ or are not constant."""
+    """Return the dequantize nodes downstream of a quantize node. Raise NotRewrittenError if their parameters differ or are not
+    constant."""
     followers = graph.followers(node)
     meanings = [graph.affine(follower) for follower in followers]
     if not all(meanings[0].has_same_parameters(other) for other in meanings[1:]):
-        raise Left("the dequantize nodes downstream of it differ")
+        raise NotRewrittenError("the dequantize nodes downstream of it differ")
     for meaning in meanings:
-        Linear(meaning)  # raises Left
+        Linear(meaning)  # raises NotRewrittenError
     return followers
 
 

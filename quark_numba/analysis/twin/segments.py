@@ -16,11 +16,12 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
+from ...declaration.reasons import NotRewrittenError
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, errors_named
 from ...models import model_files
 from ...models.protos import in_memory, used_names
-from ...rewriting.nodes import Left, have_same_bits
+from ...rewriting.nodes import have_same_bits
 from ...running import sessions
 from ...running.inputs import inputs_of
 from .float_twin import Twin
@@ -117,7 +118,7 @@ class Segments:
             rounding = config.get(part)
             try:
                 values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
-            except Left as error:
+            except NotRewrittenError as error:
                 raise ModelError(f"tensor {part.name}: {error}") from None
         else:
             values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))

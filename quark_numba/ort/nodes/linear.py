@@ -31,7 +31,10 @@ STATE = context.state_dtype(
 NUMBERS = FREE = ("axis", "block_size")
 WORK_WORDS = WORK.itemsize // 8
 
-_loop_shape = jit.function(granularity.loop_shape, size_of=context.size_of)
+_PARTS = granularity.per_tensor, granularity.per_axis, granularity.blocked, granularity.blocked_fault
+_loop_shape = jit.function(
+    granularity.loop_shape, size_of=context.size_of, **{part.__name__: jit.inline(part) for part in _PARTS}
+)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:

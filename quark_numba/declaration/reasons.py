@@ -1,0 +1,21 @@
+"""Why a node stays as it is."""
+
+from __future__ import annotations
+
+
+class Invalid(str):
+    """The reason of a node that is not valid, or that is behind one."""
+
+
+class NotRewrittenError(Exception):
+    """A node stays as it is; the message gives the reason."""
+
+    @property
+    def reason(self) -> str:
+        return self.args[0]
+
+
+def stays_if(condition: object, reason: str) -> None:
+    """Raise NotRewrittenError for this reason if the condition holds."""
+    if condition:
+        raise NotRewrittenError(reason)
