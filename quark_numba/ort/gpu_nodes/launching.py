@@ -41,4 +41,4 @@ def launch(state: Any, further: Any, context_address: int, work_address: int, un
     blocks = (units + further.units_per_block - 1) // further.units_per_block
     stream = context.stream_of(state, context_address)
     code = call(further.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
-    return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0)) if code else 0
+    return context.fault_status(state, False, context.NOT_STARTED, shapes, code) if code else 0
