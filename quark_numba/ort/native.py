@@ -359,9 +359,7 @@ class Registry:
             _, x = known[0]
             shapes = [given and ([None if size < 0 else size for size in given[1].sizes] or None) for given in known]
             inputs = [given and Tensor(_element_type(given[0]), shape) for given, shape in zip(known, shapes, strict=True)]
-            attributes = {
-                attribute.name: c_api.inference_attribute(api, context, attribute) for attribute in operator.attributes
-            }
+            attributes = {each.name: c_api.inference_attribute(api, context, each) for each in operator.attributes}
             for index, output in enumerate(operator.infer(inputs, attributes)):
                 has_any_type = custom_op.description.output_types[index] == c_api.ANY_TYPE
                 if has_any_type and not is_undeclared(thread, operator.domain, operator.name):

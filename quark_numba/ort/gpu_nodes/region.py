@@ -16,7 +16,7 @@ from ...region.granularity import GPU_LOOPS, NO_FAULT
 from ...region.key import MOST_INPUTS, MOST_STREAMS
 from ..nodes import context, region
 from ..nodes.context import MAX_RANK
-from .launching import LAUNCH, launch, state_dtype
+from .launching import launch, state_dtype
 
 STATE = state_dtype(region.STATE)
 LAUNCH_AT = region.STATE.itemsize
@@ -41,7 +41,6 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
     state = record_at(state_address, region.STATE)
-    further = record_at(state_address + LAUNCH_AT, LAUNCH)
     has_many, fault, wrong, values, operands, y_shape = region.begin(state, state_address, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     slots = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
@@ -62,4 +61,4 @@ def compute(state_address: int, context_address: int) -> int:
     for k in range(state.count):
         work[1 + k] = context.data_of(state, values[k])
     units = _set_work(work, operands.scalars, size, state.block, rows, dimensions, lengths, masks, slots)
-    return launch(state, further, context_address, address_of(work, 0), units, shapes)
+    return launch(state, state_address + LAUNCH_AT, context_address, address_of(work, 0), units, shapes)

@@ -126,7 +126,7 @@ def begin(state: Any, context_address: int) -> Any:
     count = context.count_inputs(state, context_address)
     has_many, values, shapes = context.inputs(state, context_address, count, 3)
     if values[2] == 0:  # without a zero point
-        shapes[2] = shapes[1]
+        shapes[2].dimensions, shapes[2].rank = shapes[1].dimensions, shapes[1].rank
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
     y: Any = np.int64(0)
