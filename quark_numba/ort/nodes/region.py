@@ -61,7 +61,7 @@ _y_shape = jit.function(
     broadcast=jit.function(granularity.broadcast),
 )
 _cut = jit.function(granularity.cut, block_shape=jit.function(block_shape))
-_join_channels = jit.function(granularity.join_channels)
+_join_channels = jit.expand(granularity.join_channels)
 _count_tile_chunks = jit.function(tiles.count_chunks)
 
 
