@@ -79,7 +79,7 @@ def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) 
     from another, a changed source gives a new file, and processes that write one file at the same time write the same content.
     """
     assert isinstance(template, FunctionType)
-    copy = FunctionType(template.__code__, {**template.__globals__, **names}, name)
+    copy = FunctionType(template.__code__, {**template.__globals__, **names}, name, template.__defaults__)
     copy.__qualname__ = f"{name}_{digest(template.__module__)}"
     copy.__module__ = template.__module__
     return copy

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..dialects import quark
 from ..ort import get_library_path as own_library_path
-from ..ort.native import limit_library
+from ..ort.native import REGISTRY
 
 # The releases of Quark whose modules were read.
 KNOWN = ("0.10", "0.11", "0.12", "0.13")
@@ -43,7 +43,7 @@ def fill(module: ModuleType) -> None:
     from . import torch_operators
 
     operators = torch_operators.define()
-    limit_library(operator.domain for operator in quark.OPERATORS)
+    REGISTRY.limit = frozenset(operator.domain for operator in quark.OPERATORS)
     for name in _MODULES:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(operators)

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
@@ -26,8 +25,6 @@ from ..rewriting.optimize import optimized
 from . import child, targets
 
 NAME, _README = "quark_operators", "README.txt"
-
-_listing = threading.Lock()
 
 
 def build_library(
@@ -183,8 +180,7 @@ def _compile(job: targets.Job, name: str) -> None:
 
 def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
     """Return what the nodes of models need."""
-    with _listing:
-        native.needs.clear()
+    with native.REGISTRY.listing_needs() as needs:
         for model in models:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
@@ -199,7 +195,7 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
                 is_lacking = "Could not find an implementation" in str(error) and not standard_ops
                 hint = "; try --standard-ops (standard_ops=True)" if is_lacking else ""
                 raise ModelError(f"{model.name}: ONNX Runtime refuses it: {error}{hint}") from error
-        return [*native.needs]
+        return [*needs]
 
 
 def _needs_of_quark() -> list[native.Need]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ..checks import check_flags, refuse
 from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, entry, get_library_path, release_of
+from .native import ALL_DOMAINS, REGISTERED, REGISTRY, STANDARD_OPS, entry, get_library_path, release_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -83,34 +84,36 @@ def register(
         if release_of(onnxruntime.__version__) < c_api.STANDARD_OPS_RELEASE:
             expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
             raise NotAvailableError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
-    if backend != "extensions":
-        try:
-            path = get_library_path()
-        except NotAvailableError as error:
-            if backend == "native" or standard_ops:
-                raise
-            reason = str(error)
-        else:
-            if standard_ops:
-                session_options.add_session_config_entry(STANDARD_OPS, "1")
-                for name, value in NO_FUSIONS.items():
-                    if entry(session_options, name) is None:
-                        session_options.add_session_config_entry(name, value)
-            if entry(session_options, ALL_DOMAINS) is None:  # ONNX Runtime warns of an entry that comes twice
-                session_options.add_session_config_entry(ALL_DOMAINS, "1")
-            session_options.register_custom_ops_library(path)
-            return "native"
+        backend = "native"
+    path, reason = (None, "") if backend == "extensions" else REGISTRY.library
+    if path:
+        _set(session_options, {ALL_DOMAINS: "1"} | ({STANDARD_OPS: "1"} | NO_FUSIONS if standard_ops else {}))
+        session_options.register_custom_ops_library(path)
+        return "native"
+    if backend == "native":
+        raise NotAvailableError(reason)
+    _register_extensions(session_options, reason)
+    return "extensions"
+
+
+def _set(session_options: onnxruntime.SessionOptions, entries: Mapping[str, str]) -> None:
+    """Set the configuration entries that the options lack: ONNX Runtime warns of one that comes twice."""
+    for name, value in entries.items():
+        if entry(session_options, name) is None:
+            session_options.add_session_config_entry(name, value)
+
+
+def _register_extensions(session_options: onnxruntime.SessionOptions, reason: str) -> None:
+    """Register the extensions backend. `reason`: why the native one is not available, which is warned of; empty: it is not
+    wanted."""
     from . import extensions
 
+    reason = reason and f"the native backend is not available ({reason})"
     try:
         path = extensions.get_library_path()
     except MissingPackageError as error:
-        if backend is None:
-            raise MissingPackageError(f"the native backend is not available ({reason}), and {error}", name=error.name) from None
-        raise
-    if backend is None:
-        message = f"the native backend is not available ({reason}); onnxruntime-extensions lacks {extensions.MISSING}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        raise (MissingPackageError(f"{reason}, and {error}", name=error.name) if reason else error) from None
+    if reason:
+        warnings.warn(f"{reason}; onnxruntime-extensions lacks {extensions.MISSING}", RuntimeWarning, stacklevel=3)
     session_options.register_custom_ops_library(path)
     session_options.add_session_config_entry(REGISTERED, "extensions")
-    return "extensions"

@@ -153,8 +153,8 @@ T = TypeVar("T")
 
 
 def keep(value: T) -> T:
-    """`value`, which is never freed from now on, not even when this package is reloaded or the interpreter ends: ONNX Runtime
-    may use its address as long as the process lives."""
+    """`value`, which is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
+    long as the process lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
 

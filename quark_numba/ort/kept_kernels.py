@@ -41,8 +41,7 @@ class _Kept:
         self.addresses: dict[str, int] = {}  # of functions, by symbol
 
 
-# It survives a reload of this module, as ONNX Runtime holds addresses.
-_kept: _Kept = globals().get("_kept", _Kept())
+_kept = _Kept()
 
 # By the key of each kernel of a session, a function that returns what is to be kept of its state.
 Recorded = Mapping[str, Callable[[], dict[str, Any]]]

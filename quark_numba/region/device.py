@@ -15,15 +15,13 @@ from ..compiling.intrinsics import record_at
 from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
-from .granularity import GPU_LOOPS
+from .gpu_loops import OF_BLOCKS as AXIS
+from .granularity import GPU_LOOPS as DIMENSIONS
 from .key import BLOCK_ROUND_TRIPS, Program
 from .source import Writer
 
-# The dimensions of the loop, and the elements of a vector of float32. A thread computes as many elements of y, or a block.
-DIMENSIONS, COUNT = GPU_LOOPS, VECTOR // 4
-
-# The dimension of the loop along which blocks lie.
-AXIS = 2
+# The elements of a vector of float32. A thread computes as many elements of y, or a block.
+COUNT = VECTOR // 4
 
 
 def work_of(program: Program) -> Any:

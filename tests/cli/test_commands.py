@@ -290,7 +290,7 @@ def test_warmup(arguments, after, tmp_path):
 
 
 def test_no_native_backend(terminal, monkeypatch):
-    monkeypatch.setattr("quark_numba.ort.native._library", lambda: (None, "there is a reason"))
+    monkeypatch.setattr("quark_numba.ort.native.REGISTRY.library", (None, "there is a reason"))
     assert "error: there is a reason" in terminal.error("run", BF16, "--backend", "native")
 
 

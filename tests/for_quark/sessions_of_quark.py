@@ -23,8 +23,8 @@ def counted(function, name):
 
 
 # Before the library is made, which keeps the functions.
-native._register = counted(native._register, "registered")
-native._create_kernel = counted(native._create_kernel, "nodes")
+native.REGISTRY._register = counted(native.REGISTRY._register, "registered")
+native.REGISTRY._create_kernel = counted(native.REGISTRY._create_kernel, "nodes")
 
 import onnxruntime  # noqa: E402
 from quark.onnx.algorithm.finetuning import onnx_evaluate  # noqa: E402

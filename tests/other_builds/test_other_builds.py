@@ -76,14 +76,11 @@ def test_standard_operators_on_the_cpu(name):
 def test_operators_of_two_providers(monkeypatch):
     """Where there is a driver, an operator is registered for CUDA's provider, too. The CPU's runs its own."""
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace())
-    native._domain.cache_clear()
-    try:
-        options = session_options()
-        quark_numba.register(options)
-        structures = [each.is_on_gpu for each in native._custom_ops.values()]
-        session = onnxruntime.InferenceSession(str(MODEL), options, CPU)
-    finally:
-        native._domain.cache_clear()
+    monkeypatch.setattr(native.REGISTRY, "_domains", {})
+    options = session_options()
+    quark_numba.register(options)
+    structures = [each.is_on_gpu for each in native.REGISTRY._custom_ops.values()]
+    session = onnxruntime.InferenceSession(str(MODEL), options, CPU)
     assert structures.count(True) > 100
     assert_near(session, "bf16")
 

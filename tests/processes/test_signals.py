@@ -59,7 +59,7 @@ def forget(name):  # all that was compiled for it, here and on disk
         if key.quantized.name == name:
             for form in ("serial", "parallel", "task"):
                 TABLE[key].__dict__.pop(form, None)
-    native._kernel.cache_clear()
+    native.REGISTRY._kernels.clear()
     for path in cache.files():
         if f"_{{name}}_" in path.name:
             path.unlink()

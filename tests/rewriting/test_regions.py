@@ -33,10 +33,8 @@ from quark_numba import optimize, reference_ops, to_tensor_proto
 from quark_numba.catalog import OPERATORS
 from quark_numba.declaration import Tensor
 from quark_numba.element_types import find
-from quark_numba.region import granularity
 from quark_numba.region.arithmetic import _PLAIN, _WITH_ATTRIBUTES
 from quark_numba.region.calls import _STEPS, run_region
-from quark_numba.region.granularity import OPERAND
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import optimized
@@ -652,43 +650,6 @@ def test_inference():
         inferred([[2], [], []], ["float32", "float32", "uint8"])
     with pytest.raises(ValueError, match="the node has 2 inputs; its program has 3"):
         inferred([[2], []], ["float32", "float32"])
-
-
-@pytest.mark.parametrize(
-    ("shapes", "axes", "loop"),
-    [
-        ([(2, 3, 4), (2, 3, 4)], [OPERAND, OPERAND], ([24], [0b11])),
-        ([(2, 3, 4), (3, 1)], [OPERAND, OPERAND], ([2, 3, 4], [0b01, 0b11, 0b01])),
-        ([(2, 3, 4), (3,)], [OPERAND, -2], ([2, 3, 4], [0b01, 0b11, 0b01])),
-        ([(2, 3, 4), ()], [OPERAND, 0], ([24], [0b01])),
-        ([(2, 1, 5), (1, 1)], [OPERAND, OPERAND], ([10], [0b01])),
-        ([(1, 1), ()], [OPERAND, OPERAND], ([1], [-1])),
-        ([(3, 1), (1, 4)], [OPERAND, OPERAND], ([3, 4], [0b01, 0b10])),
-    ],
-    ids=str,
-)
-def test_loops(shapes, axes, loop):
-    """Neighbouring dimensions are merged if the same inputs have both."""
-    room = 8
-    rows = np.concatenate([[0] * (room - len(shape)) + list(shape) for shape in shapes])
-    ranks, shape = np.array([len(shape) for shape in shapes]), np.zeros(room, np.int64)
-    lengths, masks = np.zeros(room, np.int64), np.zeros(room, np.int64)
-    scalars = np.array([axis == 0 for axis in axes])
-    fault, _, rank = granularity.y_shape(rows, ranks, axes, scalars, shape)
-    assert fault == granularity.NO_FAULT
-    operands = [shape for shape, axis in zip(shapes, axes, strict=True) if axis == OPERAND]
-    assert tuple(shape[room - rank :]) == np.broadcast_shapes(*operands)
-    count = granularity.loop_shape(rows, ranks, axes, shape, rank, lengths, masks)
-    assert (list(lengths[:count]), list(masks[:count])) == loop
-    for wrong, axis, scalar, expected in [
-        ((7,), OPERAND, False, granularity.NOT_ALIKE),
-        ((7,), -1, False, granularity.NOT_ALIKE),
-        ((2, 2), 0, True, granularity.NOT_ONE),
-    ]:
-        row = np.array([0] * (room - len(wrong)) + list(wrong))
-        others = np.append(ranks, len(wrong)), [*axes, axis], np.append(scalars, scalar), shape
-        fault, _, _ = granularity.y_shape(np.concatenate([rows, row]), *others)
-        assert fault == expected or (expected == granularity.NOT_ALIKE and axis == OPERAND and 1 in shapes[0])
 
 
 WRONG = [

@@ -64,9 +64,9 @@ def test_every_operator(operator, x_shape):
     options = session_options()
     options.add_session_config_entry(native.LISTS_NEEDS, "1")
     quark_numba.register(options, standard_ops=not operator.domain)
-    native.needs.clear()
-    onnxruntime.InferenceSession(made.SerializeToString(), options)
-    assert {(need.inputs, need.outputs) for need in native.needs} == expected
+    with native.REGISTRY.listing_needs() as needs:
+        onnxruntime.InferenceSession(made.SerializeToString(), options)
+    assert {(need.inputs, need.outputs) for need in needs} == expected
 
 
 CHAIN = """(float[n, 32] x, float s, float[32, 32] w) => (float[n, 32] y) {

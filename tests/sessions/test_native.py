@@ -260,5 +260,5 @@ def test_an_old_onnx_runtime():
         c_api.GetApi(lambda version: ctypes.addressof(table) if version == 1 else None),
         ctypes.cast(version_string, c_api.GetVersionString),
     )
-    assert native._register(0, ctypes.addressof(base), 0, 0, None) == 1
+    assert native.REGISTRY._register(0, ctypes.addressof(base), 0, 0, None) == 1
     assert messages == ["quark_numba needs ONNX Runtime 1.20 or later; this is 1.19.2"]

@@ -110,9 +110,9 @@ def test_dll_jumps(machine, is_set):
 
 @pytest.fixture
 def no_library(monkeypatch):
-    native._library.cache_clear()
+    vars(native.REGISTRY).pop("library", None)
     yield monkeypatch
-    native._library.cache_clear()
+    vars(native.REGISTRY).pop("library", None)
 
 
 def _refuse(*_):
@@ -300,7 +300,7 @@ for content in {list(DAMAGED.values())!r}:
         else:
             raise SystemExit("loaded")
     assert not handle_of(path)
-    native._library.cache_clear()
+    vars(native.REGISTRY).pop("library", None)
 check('int8')
 assert handle_of(path)
 with open(path, "rb") as file:

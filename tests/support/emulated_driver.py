@@ -53,12 +53,7 @@ def emulated_driver():
     patches = [
         mock.patch.multiple(cuda, driver=lambda: driver.library, loaded=driver.loaded),
         mock.patch.object(native, "_providers", return_value=["CPUExecutionProvider"]),
+        mock.patch.multiple(native.REGISTRY, _domains={}, _kernels={}),
     ]
-    native._domain.cache_clear()
-    native._kernel.cache_clear()
-    try:
-        with patches[0], patches[1]:
-            yield driver
-    finally:
-        native._domain.cache_clear()
-        native._kernel.cache_clear()
+    with patches[0], patches[1], patches[2]:
+        yield driver

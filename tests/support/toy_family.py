@@ -74,13 +74,12 @@ def select(operator, overload, attributes):
 
 def compute(state_address, context_address):
     state = record_at(state_address, STATE)
-    shape = array_at(stack(2), 2, np.int64)
-    room = stack(context.MAX_RANK)
-    context.shape_of(state, context.input_of(state, context_address, 0), shape, room)
-    if shape[1] == 0 and not state.is_mix:
-        return context.fault_status(state, False, 1, shape, context.words(0, 0))
-    size = context.size_of(context.shape_at(shape, 0))
-    status, y_value = context.output_of(state, context_address, 0, shape[0], shape[1])
+    has_many, _, shapes = context.inputs(state, context_address, 1, 1)
+    shape = context.shape_at(shapes, 0)
+    if has_many or (shape.size == 0 and not state.is_mix):
+        return context.fault_status(state, has_many, 1, shapes)
+    size = context.size_of(shape)
+    status, y_value = context.output_of(state, context_address, 0, shape)
     if status:
         return status
     y = array_at(context.data_of(state, y_value), size, np.float32)
@@ -91,9 +90,9 @@ def compute(state_address, context_address):
             y[i] += x[i] * state.factor
     if state.is_mix:
         return 0
-    one = array_at(room, 1, np.int64)
+    one = array_at(stack(1), 1, np.int64)
     one[0] = 1
-    status, total_value = context.output_of(state, context_address, 1, room, 1)
+    status, total_value = context.output_of(state, context_address, 1, one)
     if status:
         return status
     total = array_at(context.data_of(state, total_value), 1, np.float32)

@@ -14,7 +14,7 @@ from ...compiling.device import DeviceKernel
 from ...compiling.intrinsics import record_at, stack
 from ...declaration import Operator, Overload
 from ..nodes import block, context
-from .launching import LAUNCH, are_aligned, launch, state_dtype
+from .launching import are_aligned, launch, state_dtype
 
 STATE = state_dtype(block.STATE, ("per_byte", np.int64))  # codes in a byte of y
 LAUNCH_AT = block.STATE.itemsize
@@ -36,7 +36,6 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
     state = record_at(state_address, block.STATE)
-    further = record_at(state_address + LAUNCH_AT, LAUNCH)
     status, size, values, shapes, length, inner, y, scales = block.begin(state, context_address)
     if status or size == 0:
         return status
@@ -50,4 +49,4 @@ def compute(state_address: int, context_address: int) -> int:
     work.length, work.inner, work.size = length, inner, size
     work.units = units = _count_units(size, length, inner, state.block, record_at(state_address, STATE).per_byte)
     work.is_aligned = are_aligned(work.x, work.y)
-    return launch(state, further, context_address, work_address, units, shapes)
+    return launch(state, state_address + LAUNCH_AT, context_address, work_address, units, shapes)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.device import THREADS, VECTOR
-from ...compiling.intrinsics import array_at, call, stack
+from ...compiling.intrinsics import array_at, call, record_at, stack
 from ..nodes import context
 
 # What follows a family's state. In the state, the field `task` is the driver's handle of the kernel.
@@ -33,12 +33,13 @@ def are_aligned(first: int, second: int) -> bool:
 
 
 @jit.inline
-def launch(state: Any, further: Any, context_address: int, work_address: int, units: int, shapes: Any) -> int:
+def launch(state: Any, launch_address: int, context_address: int, work_address: int, units: int, shapes: Any) -> int:
     """Start the kernel with the record at an address, which the driver copies. The kernel runs behind what is on the node's
-    stream already. `further` is the record LAUNCH behind the state. Returns an OrtStatus."""
+    stream already. The address of the record LAUNCH is that of what follows the state. Returns an OrtStatus."""
+    further = record_at(launch_address, LAUNCH)
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address
     blocks = (units + further.units_per_block - 1) // further.units_per_block
     stream = context.stream_of(state, context_address)
     code = call(further.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
-    return context.fault_status(state, False, context.NOT_STARTED, shapes, context.words(code, 0)) if code else 0
+    return context.fault_status(state, False, context.NOT_STARTED, shapes, code) if code else 0

@@ -7,7 +7,7 @@ from ...compiling.intrinsics import record_at, stack
 from ...declaration import Overload
 from ...linear import device
 from ..nodes import context, linear
-from .launching import LAUNCH, are_aligned, launch, state_dtype
+from .launching import are_aligned, launch, state_dtype
 
 STATE = state_dtype(linear.STATE)
 LAUNCH_AT = linear.STATE.itemsize
@@ -23,7 +23,6 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
     state = record_at(state_address, linear.STATE)
-    further = record_at(state_address + LAUNCH_AT, LAUNCH)
     status, size, values, shapes, loop, y = linear.begin(state, context_address)
     if status or size == 0:
         return status
@@ -37,4 +36,4 @@ def compute(state_address: int, context_address: int) -> int:
     work.length, work.block, work.rows, work.vary = loop.length, loop.block, loop.rows, loop.vary
     work.inner = min(loop.inner, scales) if loop.vary else loop.inner
     work.is_aligned = are_aligned(work.x, work.y)
-    return launch(state, further, context_address, work_address, size, shapes)
+    return launch(state, state_address + LAUNCH_AT, context_address, work_address, size, shapes)

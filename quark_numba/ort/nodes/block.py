@@ -90,15 +90,15 @@ def begin(state: Any, context_address: int) -> Any:
     y: Any = np.int64(0)
     scales: Any = np.int64(0)
     if has_many or fault != NO_FAULT:
-        status = context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block))
+        status = context.fault_status(state, has_many, fault, shapes, state.axis, state.block)
     else:
-        status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+        status, y = context.output_of(state, context_address, 0, x_shape)
     if status == 0 and state.has_codes:
-        scales_shape = array_at(stack(context.MAX_RANK), shapes[1], np.int64)
-        axis = state.axis if state.axis >= 0 else state.axis + shapes[1]
-        for i in range(shapes[1]):
+        scales_shape = array_at(stack(context.MAX_RANK), x_shape.size, np.int64)
+        axis = state.axis if state.axis >= 0 else state.axis + x_shape.size
+        for i in range(x_shape.size):
             scales_shape[i] = x_shape[i] // state.block if i == axis else x_shape[i]
-        status, scales = context.output_of(state, context_address, 1, scales_shape.ctypes.data, shapes[1])
+        status, scales = context.output_of(state, context_address, 1, scales_shape)
     return status, context.size_of(x_shape), values, shapes, length, inner, y, scales
 
 

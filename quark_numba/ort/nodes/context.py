@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, ask, call, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
 from ...declaration import Operator
 from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
@@ -24,6 +24,9 @@ STATE = [
     ("messages", np.int64),  # for each fault the address and the length of its message, see `messages_of`
     ("task", np.int64),  # the C function that does one part of the work
 ]
+
+# A view of a tensor's shape, where ONNX Runtime has it: the address of the dimensions, and the rank.
+SHAPE = np.dtype([("dimensions", np.int64), ("rank", np.int64)])
 
 # The largest rank of a tensor: numpy's limit.
 MAX_RANK = 64
@@ -55,7 +58,7 @@ _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 
 # A byte of a message below _FIRST_NUMBER stands for the shape of an input, 1 for the first one. A byte from there up to
 # _FIRST_TEXT stands for a number. All other bytes are text.
-_FIRST_NUMBER, _FIRST_TEXT = 9, 32
+_FIRST_NUMBER, _FIRST_TEXT, _MOST_NUMBERS = 9, 32, 3
 
 
 class Selection(NamedTuple):
@@ -105,9 +108,9 @@ def stream_of(state: Any, context: int) -> int:
 
 
 @jit.inline
-def output_of(state: Any, context: int, index: int, dimensions: int, rank: int) -> Any:
-    """(an OrtStatus, the value) of an output, which is created with a shape: the address of the dimensions, and the rank."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_OUTPUT], (context, index, dimensions, rank))
+def output_of(state: Any, context: int, index: int, shape: Any) -> Any:
+    """(an OrtStatus, the value) of an output, which is created with a shape, an array."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_OUTPUT], (context, index, address_of(shape, 0), shape.size))
 
 
 @jit.inline
@@ -117,25 +120,24 @@ def data_of(state: Any, value: int) -> int:
 
 
 @jit.inline
-def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
-    """Set the two words of `shape` to the address of a tensor's dimensions and to its rank. Returns whether the rank is above
-    MAX_RANK, and sets it to 0 then.
+def shape_of(state: Any, value: int, shape_address: int, room: int) -> bool:
+    """Set a SHAPE at an address to that of a tensor. Returns whether the rank is above MAX_RANK, and sets it to 0 then.
 
     The dimensions lie where ONNX Runtime has them, or in `room`, the address of MAX_RANK words. None of these calls to ONNX
     Runtime fails on a tensor."""
     api = array_at(state.api, API_WORDS, np.int64)
-    address = shape.ctypes.data
+    shape = record_at(shape_address, SHAPE)
     if state.has_shape_reference:
-        call(api[_GET_SHAPE_REFERENCE], (value, room, address, address + 8))  # element type (ignored), dimensions, rank
+        call(api[_GET_SHAPE_REFERENCE], (value, room, shape_address, shape_address + 8))  # the element type goes to `room`
     else:
         info = ask(api[_GET_SHAPE], (value,))[1]
         rank = ask(api[_GET_RANK], (info,))[1]
         call(api[_GET_DIMENSIONS], (info, room, rank if rank < MAX_RANK else MAX_RANK))
         call(api[_RELEASE_SHAPE], (info,))
-        shape[0], shape[1] = room, rank
-    has_many = shape[1] > MAX_RANK
+        shape.dimensions, shape.rank = room, rank
+    has_many = shape.rank > MAX_RANK
     if has_many:
-        shape[1] = 0
+        shape.rank = 0
     return has_many
 
 
@@ -158,25 +160,25 @@ def element_type_of(state: Any, value: int) -> int:
 
 @jit.function
 def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
-    """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the two words of
-    `shape_of` for each input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input
-    has a rank above MAX_RANK."""
+    """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the SHAPE of each
+    input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input has a rank above
+    MAX_RANK."""
     has_many: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
     for k in range(count):
         values[k] = input_of(state, context, k)
         if values[k]:
-            shape = array_at(shapes.ctypes.data + 16 * k, 2, np.int64)
-            has_many |= shape_of(state, values[k], shape, room + 8 * MAX_RANK * k)
+            has_many |= shape_of(state, values[k], address_of(shapes, k), room + 8 * MAX_RANK * k)
     return has_many
 
 
 @jit.expand
 def inputs(state: Any, context: int, count: int, most: int) -> Any:
-    """(whether an input has a rank above MAX_RANK, the values, the shapes) of the first `count` inputs of at most `most`, as
-    `inputs_of` gets them. The other values and shapes are 0: messages read those of inputs that a node lacks, too."""
-    values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), 2 * most, np.int64)
+    """(whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
+    `most`, as `inputs_of` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that a
+    node lacks, too."""
+    values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), most, SHAPE)
     for k in range(most):
-        values[k] = shapes[2 * k] = shapes[2 * k + 1] = 0
+        values[k] = shapes[k].dimensions = shapes[k].rank = 0
     has_many = inputs_of(state, context, count, values, shapes, stack(most * MAX_RANK))
     return has_many, values, shapes
 
@@ -184,15 +186,7 @@ def inputs(state: Any, context: int, count: int, most: int) -> Any:
 @jit.expand
 def shape_at(shapes: Any, index: int) -> Any:
     """The shape of an input, as an array."""
-    return array_at(shapes[2 * index], shapes[2 * index + 1], np.int64)
-
-
-@jit.expand
-def words(first: int, second: int) -> Any:
-    """An array of two words. It stands for the numbers of a message: to index a tuple might raise."""
-    both = array_at(stack(2), 2, np.int64)
-    both[0], both[1] = first, second
-    return both
+    return array_at(shapes[index].dimensions, shapes[index].rank, np.int64)
 
 
 @jit.function
@@ -261,18 +255,13 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
 
 
 @jit.function
-def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: Any) -> int:
-    """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
-    operator's.
-
-    `shapes` has the two words of `shape_of` for each input, `numbers` is an array of the values of the family's NUMBERS: the
-    message may mention these. If there is no memory for the message, the status says that memory ran out."""
+def _status_with_message(state: Any, has_many: bool, fault: int, shapes: Any, numbers: Any) -> int:
     api = array_at(state.api, API_WORDS, np.int64)
     message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
     size = template.size + 1 + 20 * len(numbers)
-    for i in range(1, shapes.size, 2):
-        size += 22 * shapes[i] + 3  # digits, sign, comma and space; parentheses
+    for i in range(shapes.size):
+        size += 22 * shapes[i].rank + 3  # digits, sign, comma and space; parentheses
     address = allocate(size)
     if address == 0:
         return no_memory(state)
@@ -289,10 +278,22 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
             number[0] = numbers[mark - _FIRST_NUMBER]
             at = _write(text, at, number, False)
         else:
-            at = _write(text, at, array_at(shapes[2 * mark - 2], shapes[2 * mark - 1], np.int64), True)
+            at = _write(text, at, shape_at(shapes, mark - 1), True)
     status = call(api[_CREATE_STATUS], (ORT_INVALID_ARGUMENT, address + at))
     release(address)
     return status
+
+
+@jit.expand
+def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, first: int = 0, second: int = 0, third: int = 0) -> int:
+    """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
+    operator's.
+
+    The message may mention `shapes`, an array of SHAPE, one for each input, and the values of the family's NUMBERS. If there is
+    no memory for the message, the status says that memory ran out."""
+    numbers = array_at(stack(_MOST_NUMBERS), _MOST_NUMBERS, np.int64)  # to index a tuple might raise
+    numbers[0], numbers[1], numbers[2] = first, second, third
+    return _status_with_message(state, has_many, fault, shapes, numbers)
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]:

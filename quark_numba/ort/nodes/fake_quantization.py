@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
 from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, FLOAT64, INT32
 from ...element_types.operands import INT64
@@ -111,61 +111,84 @@ def _along(shape: Any, axis: int, rank: int, room: Any) -> Any:
     return array_at(room.ctypes.data, rank - axis, np.int64)
 
 
+@jit.function
+def _fault_of(shape: Any, is_single: int, kind: int, axis: int, rank: int, number: int) -> int:
+    """The fault of input `number`, a parameter with this shape and element type; 0: there is none."""
+    if kind != FLOATS and kind != DOUBLES and kind != INTEGERS and kind != LONG_INTEGERS:
+        return FAULTS * number + NUMBER
+    if is_single or (axis != NO_AXIS and shape.size != 1):
+        for d in range(shape.size):
+            if shape[d] != 1:
+                return FAULTS * number + ONE_ELEMENT
+    if axis != NO_AXIS and (axis < 0 or axis >= rank) and shape.size == 1 and shape[0] != 1:
+        return FAULTS * number + BROADCASTS
+    return 0
+
+
+@jit.inline
+def _number_at(data: int, kind: int, index: int) -> float:
+    """An element of a tensor of numbers, rounded to float32 if it is a float64."""
+    if kind == FLOATS:
+        return np.float64(array_at(data, index + 1, np.float32)[index])
+    if kind == DOUBLES:
+        return np.float64(np.float32(array_at(data, index + 1, np.float64)[index]))
+    if kind == INTEGERS:
+        return np.float64(array_at(data, index + 1, np.int32)[index])
+    return np.float64(array_at(data, index + 1, np.int64)[index])
+
+
+@jit.expand
+def _place(
+    state: Any, state_address: int, count: int, values: Any, shapes: Any, sources: Any, kinds: Any, axis: int, lengths: Any
+) -> Any:
+    """(the fault, the first and the last axis of x along which a parameter has several elements). Sets `kinds` to the element
+    types of parameters."""
+    single = array_at(state_address + SINGLE_AT, MOST, np.int64)
+    x_shape = context.shape_at(shapes, 0)
+    rank = x_shape.size
+    fault: Any = np.int64(0)
+    first, last = rank, np.int64(-1)
+    for k in range(state.parameters):
+        number = sources[k]
+        if number == 0 or number >= count or fault != 0:
+            continue
+        shape = context.shape_at(shapes, number)
+        kinds[k] = context.element_type_of(state, values[number])
+        fault = _fault_of(shape, single[k], kinds[k], axis, rank, number)
+        if fault == 0:
+            shape = _along(shape, axis, rank, lengths)
+            place = _first_place(x_shape, shape)
+            fault = FAULTS * number + BROADCASTS if place < 0 else fault
+            first, last = min(first, place), max(last, _last_place(x_shape, shape))
+    return fault, first, last
+
+
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     count = min(context.count_inputs(state, context_address), state.inputs)
     has_many, values, shapes = context.inputs(state, context_address, count, INPUTS)
-    fault: Any = np.int64(0)
     has_all = count == state.inputs and values[count - 1] != 0
     sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
     numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
-    single = array_at(state_address + SINGLE_AT, MOST, np.int64)
     kinds = array_at(stack(MOST), MOST, np.int64)
-    x_shape, rank = context.shape_at(shapes, 0), shapes[1]
+    x_shape = context.shape_at(shapes, 0)
+    rank = x_shape.size
+    axis = state.axis + rank if state.axis != NO_AXIS and state.axis < 0 else state.axis
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    axis = state.axis
-    if axis != NO_AXIS and axis < 0:
-        axis += rank
-    first, last = rank, np.int64(-1)
-    for k in range(state.parameters):
-        number = sources[k]
-        if number == 0 or number >= count or has_many or fault != 0:
-            continue
-        shape = context.shape_at(shapes, number)
-        if single[k] or (axis != NO_AXIS and shape.size != 1):
-            for d in range(shape.size):
-                if shape[d] != 1:
-                    fault = FAULTS * number + ONE_ELEMENT
-        if fault == 0 and axis != NO_AXIS and (axis < 0 or axis >= rank) and shape.size == 1 and shape[0] != 1:
-            fault = FAULTS * number + BROADCASTS
-        kinds[k] = kind = context.element_type_of(state, values[number])
-        if kind != FLOATS and kind != DOUBLES and kind != INTEGERS and kind != LONG_INTEGERS:
-            fault = FAULTS * number + NUMBER
-        if fault != 0:
-            continue
-        shape = _along(shape, axis, rank, lengths)
-        place = _first_place(x_shape, shape)
-        if place < 0:
-            fault = FAULTS * number + BROADCASTS
-        first, last = min(first, place), max(last, _last_place(x_shape, shape))
+    fault, first, last = _place(state, state_address, count, values, shapes, sources, kinds, axis, lengths)
     if has_many or fault != 0:
-        return context.fault_status(state, has_many, fault, shapes, context.words(0, 0))
-    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+        return context.fault_status(state, has_many, fault, shapes)
+    status, y = context.output_of(state, context_address, 0, x_shape)
     size = context.size_of(x_shape)
-    rows = inner = np.int64(1)
-    for d in range(rank):
-        if d >= first and d <= last:
-            rows *= x_shape[d]
-        if d > last:
-            inner *= x_shape[d]
     if status or size == 0:
         return status
 
-    words = rows * (state.parameters + state.numbers)
+    rows = context.size_of(array_at(address_of(x_shape, first), max(last + 1 - first, 0), np.int64))
+    inner = context.size_of(array_at(address_of(x_shape, last + 1), rank - 1 - last, np.int64))
     memory = stack(16)
     if rows > 1:
-        memory = allocate(8 * words)
+        memory = allocate(8 * rows * (state.parameters + state.numbers))
         if memory == 0:
             return context.no_memory(state)
     parameters = array_at(memory, rows * state.parameters, np.float64)
@@ -174,25 +197,14 @@ def compute(state_address: int, context_address: int) -> int:
         if number == 0 or number >= count:
             for row in range(rows):
                 parameters[k * rows + row] = numbers[k]
-            continue
-        shape = _along(context.shape_at(shapes, number), axis, rank, lengths)
-        elements = context.size_of(shape)
-        data, kind = context.data_of(state, values[number]), kinds[k]
-        floats, doubles = array_at(data, elements, np.float32), array_at(data, elements, np.float64)
-        integers, long_integers = array_at(data, elements, np.int32), array_at(data, elements, np.int64)
-        for row in range(rows):
-            index = _index_of(row, x_shape, first, last, shape)
-            if kind == FLOATS:
-                parameters[k * rows + row] = floats[index]
-            elif kind == DOUBLES:
-                parameters[k * rows + row] = np.float32(doubles[index])
-            elif kind == INTEGERS:
-                parameters[k * rows + row] = integers[index]
-            else:
-                parameters[k * rows + row] = long_integers[index]
+        else:
+            shape = _along(context.shape_at(shapes, number), axis, rank, lengths)
+            data, kind = context.data_of(state, values[number]), kinds[k]
+            for row in range(rows):
+                parameters[k * rows + row] = _number_at(data, kind, _index_of(row, x_shape, first, last, shape))
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
-        status = context.fault_status(state, False, VALUES, shapes, context.words(0, 0))
+        status = context.fault_status(state, has_many, VALUES, shapes)
     else:
         work_address = stack(WORK_WORDS)
         work = record_at(work_address, WORK)

@@ -129,14 +129,14 @@ def begin(state: Any, context_address: int) -> Any:
     count = context.count_inputs(state, context_address)
     has_many, values, shapes = context.inputs(state, context_address, count, 3)
     if values[2] == 0:  # without a zero point
-        shapes[4], shapes[5] = shapes[2], shapes[3]
+        shapes[2].dimensions, shapes[2].rank = shapes[1].dimensions, shapes[1].rank
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
     y: Any = np.int64(0)
     if has_many or fault != NO_FAULT:
-        status = context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block_size))
+        status = context.fault_status(state, has_many, fault, shapes, state.axis, state.block_size)
     else:
-        status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+        status, y = context.output_of(state, context_address, 0, x_shape)
     return status, context.size_of(x_shape), values, shapes, loop, y
 
 

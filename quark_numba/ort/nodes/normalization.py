@@ -40,10 +40,11 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, STATE)
     has_many, values, shapes = context.inputs(state, context_address, 3, 3)
     scale_shape, bias_shape = context.shape_at(shapes, 1), context.shape_at(shapes, 2)
-    fault, instances, channels, length = _instance_shape(context.shape_at(shapes, 0), scale_shape, bias_shape)
+    x_shape = context.shape_at(shapes, 0)
+    fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, context.words(0, 0))
-    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+        return context.fault_status(state, has_many, fault, shapes)
+    status, y = context.output_of(state, context_address, 0, x_shape)
     size = instances * length
     if status or size == 0:
         return status

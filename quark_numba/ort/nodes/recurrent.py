@@ -105,10 +105,10 @@ def compute(state_address: int, context_address: int) -> int:
     r_shape, b_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     fault, steps, batch, inputs = _layer_shape(hidden, x_shape, w_shape, r_shape, b_shape)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, context.words(hidden, 0))
+        return context.fault_status(state, has_many, fault, shapes, hidden)
     y_shape = array_at(stack(4), 4, np.int64)
     y_shape[0], y_shape[1], y_shape[2], y_shape[3] = steps, DIRECTIONS, batch, hidden
-    status, y = context.output_of(state, context_address, 0, y_shape.ctypes.data, 4)
+    status, y = context.output_of(state, context_address, 0, y_shape)
     size = steps * batch * hidden
     if status or size == 0:
         return status

@@ -11,7 +11,7 @@ from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape
 from ...block.tiles import prepare_function
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
@@ -19,7 +19,7 @@ from ...region.arithmetic import input_dtypes
 from ...region.block_source import group_size
 from ...region.calls import check_layout
 from ...region.dispatch import TABLE
-from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
+from ...region.granularity import FIRST_OF_Y, NO_FAULT, OPERAND, Operands
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
 from ...region.source import Writer
@@ -52,11 +52,16 @@ AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
     for name in ("axes", "scalars", "widen", "itemsizes", "functions")
 )
 
-_y_shape = jit.function(granularity.y_shape)
-_split_channels = jit.function(granularity.split_channels)
-_join_channels = jit.function(granularity.join_channels)
-_loop_shape = jit.function(granularity.loop_shape)
-_block_shape = jit.function(block_shape)
+# The nodes of GPUs share it.
+loop_shape = jit.function(granularity.loop_shape)
+
+_y_shape = jit.function(
+    granularity.y_shape,
+    split_channels=jit.function(granularity.split_channels),
+    broadcast=jit.function(granularity.broadcast),
+)
+_cut = jit.function(granularity.cut, block_shape=jit.function(block_shape))
+_join_channels = jit.expand(granularity.join_channels)
 _count_tile_chunks = jit.function(tiles.count_chunks)
 
 
@@ -104,127 +109,100 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
 
 
 @jit.expand
-def inputs(state: Any, state_address: int, context_address: int) -> Any:
-    """(whether an input has a rank above MAX_RANK, the values of the inputs, their ranks, their shapes as `granularity` takes
-    them, and from the state whether each has one element and its axis)."""
+def begin(state: Any, state_address: int, context_address: int) -> Any:
+    """(whether an input has a rank above MAX_RANK, the fault, the number of the input at fault, the values of the inputs, the
+    inputs as Operands, y's shape)."""
     count = state.count
-    axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
-    has_many, values, given_shapes = context.inputs(state, context_address, count, count)
+    has_many, values, given = context.inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
-        dimensions = context.shape_at(given_shapes, k)
+        dimensions = context.shape_at(given, k)
         ranks[k] = dimensions.size
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
-    return has_many, values, ranks, shapes, scalars, axes
+    axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
+    operands = Operands(shapes, ranks, axes, scalars)
+    room = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    fault, wrong, rank = _y_shape(operands, state.layout, room)
+    return has_many, fault, wrong, values, operands, array_at(address_of(room, MAX_RANK - rank), rank, np.int64)
 
 
 @jit.expand
-def fault_status(state: Any, has_many: bool, fault: int, wrong: int, wrong_shape: Any) -> int:
-    """An OrtStatus for a fault of an input, or of a shape, whose address and rank are in `wrong_shape`."""
-    numbers = array_at(stack(3), 3, np.int64)
-    numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
-    return context.fault_status(state, has_many, fault, wrong_shape, numbers)
+def shape_at_fault(fault: int, wrong: int, operands: Any, y_shape: Any) -> Any:
+    """An array with the SHAPE that a fault is about: y's, or that of the input at fault."""
+    shapes = array_at(stack(2), 1, context.SHAPE)
+    shapes[0].dimensions, shapes[0].rank = address_of(y_shape, 0), y_shape.size
+    if fault < FIRST_OF_Y:
+        rank = operands.ranks[wrong]
+        shapes[0].dimensions, shapes[0].rank = address_of(operands.shapes, MAX_RANK * (wrong + 1) - rank), rank
+    return shapes
+
+
+@jit.expand
+def convert_inputs(state: Any, state_address: int, values: Any, operands: Any, addresses: Any, owned: Any, slots: int) -> bool:
+    """Set the `addresses` of the inputs' elements in the types of the program. Those of converted inputs are in `slots`, the
+    address of a word for each input, or in memory, whose address `owned` gets, 0 otherwise. Returns whether there was
+    memory."""
+    count = state.count
+    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
+    widen = array_at(state_address + WIDEN_AT, count, np.int64)
+    has_memory: Any = np.bool_(True)
+    for k in range(count):
+        data = context.data_of(state, values[k])
+        owned[k] = 0
+        if widen[k]:
+            elements, target = np.int64(1), slots + 8 * k
+            if operands.scalars[k] == 0:
+                elements = operands.shapes[MAX_RANK * (k + 1) - 1]
+                target = owned[k] = allocate(elements * itemsizes[k])
+            if target:
+                call(widen[k], (data, target, elements))
+            else:
+                has_memory = np.bool_(False)
+            data = target
+        addresses[k] = data
+    return has_memory
 
 
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, values, ranks, shapes, scalars, axes = inputs(state, state_address, context_address)
-    count = state.count
-    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
-    widen = array_at(state_address + WIDEN_AT, count, np.int64)
-    shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    fault: Any = np.int64(NO_FAULT)
-    rank: Any = np.int64(0)
-    wrong: Any = np.int64(0)  # the input at fault
-    if state.layout:
-        for i in range(count):
-            if axes[i] == OPERAND and ranks[i] == 4 and fault == NO_FAULT:
-                ranks[i] = 5
-                if not _split_channels(shapes[MAX_RANK * i : MAX_RANK * (i + 1)], state.layout):
-                    fault, wrong, ranks[i] = NOT_BLOCKED, i, 4
+    has_many, fault, wrong, values, operands, y_shape = begin(state, state_address, context_address)
+    size = context.size_of(y_shape)
+    work_address = stack(WORK_WORDS)
+    work = record_at(work_address, WORK)
+    work.block = state.block
     if fault == NO_FAULT:
-        fault, wrong, rank = _y_shape(shapes, ranks, axes, scalars, shape)
-    y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
-    wrong_shape = context.words(shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong])
-    size = context.size_of(array_at(y_shape, rank, np.int64))
-    length: Any = np.int64(0)
-    inner: Any = np.int64(0)
-    lanes: Any = np.int64(0)
-    if fault == NO_FAULT and rank == 5 and state.layout:
-        lanes = shape[MAX_RANK - 1]
-    if lanes and state.block:
-        length = state.channels or lanes * shape[MAX_RANK - 4]
-        inner = shape[MAX_RANK - 3] * shape[MAX_RANK - 2]
-    elif fault == NO_FAULT and state.block:
-        no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
-        if no_axis != NO_FAULT:
-            fault, wrong_shape[0], wrong_shape[1] = AXIS, y_shape, rank
-        elif inner == 1:
-            # A block is consecutive in memory, as the channels of one place are in the blocked layout. So y is taken for one
-            # image with a place for each block, or, if the last block of an axis is short, with a place for each axis.
-            lanes = length = state.block if length % state.block == 0 else length
-            inner = size // length if length else 0
-    own_lanes: Any = np.int64(0)
-    if lanes and state.channels:
-        own_lanes = state.channels - (shape[MAX_RANK - 4] - 1) * lanes
-        if own_lanes <= 0 or own_lanes > lanes:
-            fault, wrong_shape[0], wrong_shape[1] = CHANNELS, y_shape, rank
+        fault = _cut(work, y_shape, size, state.axis, state.layout, state.channels)
     if has_many or fault != NO_FAULT:
-        return fault_status(state, has_many, fault, wrong, wrong_shape)
-
-    given, given_rank = y_shape, rank  # to ONNX Runtime
-    if state.layout and rank == 5:
-        joined = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-        for d in range(MAX_RANK - rank, MAX_RANK):
-            joined[d] = shape[d]
-        _join_channels(joined)
-        given, given_rank = joined.ctypes.data + 8 * (MAX_RANK - 4), np.int64(4)
-    status, y = context.output_of(state, context_address, 0, given, given_rank)
+        shapes = shape_at_fault(fault, wrong, operands, y_shape)
+        return context.fault_status(state, has_many, fault, shapes, wrong, state.axis, state.channels)
+    given = y_shape  # to ONNX Runtime
+    if state.layout and y_shape.size == 5:
+        given = array_at(stack(4), 4, np.int64)
+        _join_channels(y_shape, given)
+    status, y = context.output_of(state, context_address, 0, given)
     if status or size == 0:
         return status
 
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
-    work.run, work.count, work.streams = state.run, count, state.streams
-    work.size, work.y = size, context.data_of(state, y)
+    count = state.count
+    work.run, work.count, work.streams, work.y = state.run, count, state.streams, context.data_of(state, y)
     work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
     work.itemsizes = state_address + ITEMSIZES_AT
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
-    work.dimensions = _loop_shape(shapes, ranks, axes, shape, rank, lengths, masks)
-    work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
-    work.formats, work.functions, work.buffers_size = state.formats, state_address + FUNCTIONS_AT, state.buffers_size
-    work.lanes, work.own_lanes = lanes, own_lanes
-    if state.layout and lanes and state.block:
-        work.size = shape[MAX_RANK - 5] * length * inner  # without the channels that the layout adds
-    if own_lanes:
-        work.batch_size = size // shape[MAX_RANK - 5]
-        work.last_block = work.batch_size - work.batch_size // shape[MAX_RANK - 4]
-    widened, slots = array_at(stack(count), count, np.int64), stack(count)
-    addresses = array_at(work.inputs, count, np.int64)
-    for k in range(count):
-        data = context.data_of(state, values[k])
-        widened[k] = 0
-        if widen[k]:
-            elements, target = np.int64(1), slots + 8 * k
-            if scalars[k] == 0:
-                elements = shapes[MAX_RANK * (k + 1) - 1]
-                target = widened[k] = allocate(elements * itemsizes[k])
-                if target == 0:
-                    status = context.no_memory(state)
-                    break
-            call(widen[k], (data, target, elements))
-            data = target
-        addresses[k] = data
-    else:
-        chunks = (size + CHUNK - 1) // CHUNK
-        if state.block:
-            chunks = _count_tile_chunks(work.size, state.block, length, inner)
+    work.dimensions = loop_shape(operands, 0, y_shape, lengths, masks)
+    work.group, work.formats, work.has_failed = state.group, state.formats, 0
+    work.functions, work.buffers_size = state_address + FUNCTIONS_AT, state.buffers_size
+    chunks = (size + CHUNK - 1) // CHUNK
+    if state.block:
+        chunks = _count_tile_chunks(work.size, work.block, work.length, work.inner)
+    addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
+    if convert_inputs(state, state_address, values, operands, addresses, owned, stack(count)):
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
+    else:
+        status = context.no_memory(state)
     for k in range(count):
-        if widened[k]:
-            release(widened[k])
+        release(owned[k])
     if status == 0 and work.has_failed:
         return context.no_memory(state)
     return status

@@ -43,8 +43,8 @@ def compute(state_address: int, context_address: int) -> int:
     last_shape = context.shape_at(shapes, count - 1)
     fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, context.words(axis, 0))
-    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+        return context.fault_status(state, has_many, fault, shapes, axis)
+    status, y = context.output_of(state, context_address, 0, x_shape)
     size = context.size_of(x_shape)
     if status or size == 0:
         return status
@@ -65,6 +65,6 @@ def compute(state_address: int, context_address: int) -> int:
         chunks = (size + CHUNK - 1) // CHUNK
         status = context.run_tasks(state, context_address, work_address, chunks, size * columns // 2)
     else:
-        status = context.fault_status(state, False, THRESHOLD, shapes, context.words(axis, 0))
+        status = context.fault_status(state, False, THRESHOLD, shapes, axis)
     release(memory)
     return status
