@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +17,11 @@ from . import arguments
 from .printing import print_json, print_left, print_table, print_tables, progress
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from ..analysis.measures.sums import ErrorSums
     from ..running.sessions import Arrays
-    from ..session.prepared import Prepared
+    from ..session.artifact import Artifact
     from .inventory import QuantizationNodes
 
 
@@ -67,33 +69,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
-) -> tuple[dict[str, Any], Prepared | None]:
+) -> tuple[dict[str, Any], Artifact | None]:
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
     optimised, if the options ask for that."""
-    from ..analysis.measures.outputs import compare
-    from ..analysis.twin import float_twin
-    from ..analysis.twin.random_nodes import random_outputs
     from ..running.sessions import run
     from . import measuring
 
-    has_others = arguments.has_other_providers(options)
-    contenders = [(*model, has_others) for model in models]
-    if options.optimize:
-        contenders.insert(1, (*models[0], True))
-    sessions, loaded, optimisations = [], [], []
-    comparison = None
     with ExitStack() as stack:
-        for path, nodes, is_optimised in contenders:
-            with progress(f"loading {path}{' optimised' * is_optimised}"):
-                start = time.perf_counter()
-                how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
-                optimised = None
-                if is_optimised:
-                    optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
-                    optimisations.append(optimised)
-                sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
-                name = path + ", optimised" * (is_optimised and not has_others)
-                loaded.append({"model": name, "load_seconds": time.perf_counter() - start})
+        sessions, loads, optimised = _load(options, models, stack)
         providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
@@ -101,23 +84,10 @@ def _measure(
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
-        random: dict[str, str] = {}
-        if options.reference:
-            random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
-            chosen = [name for name in outputs[0] if name not in random]
-            comparison = compare(outputs[0], outputs[-1], chosen)
-        count = 1
-        with progress("running the other batches"):
-            for batch in batches:
-                count += 1
-                if options.save_outputs or options.expected:
-                    raise ModelError("--save-outputs and --expected are for one batch; the data have more")
-                y = run(sessions[0], batch)
-                if comparison:
-                    comparison.add(compare(y, run(sessions[-1], batch), chosen))
+        count, compared = _compare_batches(options, sessions, outputs, batches)
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs[0])
-    times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
+    times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
     ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
     report: dict[str, Any] = {
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
@@ -127,39 +97,95 @@ def _measure(
         "load_seconds": times[0]["load_seconds"],
         "median_seconds": times[0]["median_seconds"],
     }
-    optimisation = optimisations[0] if optimisations else None
-    if optimisation and has_others:
-        report |= optimisation.json()
-    elif optimisation:
-        report["optimised"] = times[1] | optimisation.json() | ratios[1]
-    if comparison:
-        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
+    if optimised and arguments.has_other_providers(options):
+        report |= optimised.report()
+    elif optimised:
+        report["optimised"] = times[1] | optimised.report() | ratios[1]
+    if options.reference:
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
-        errors = _compare_with_file(options, outputs[0])
-        limit = options.tolerance or 0.0
-        holds = all(sums.largest <= limit for sums in errors.values())
-        agreement = {"file": options.expected, "tolerance": limit, "outputs": _json_errors(errors), "holds": holds}
-        report["expected"] = agreement
-    return report, optimisation
+        report["expected"] = _compare_with_file(options, outputs[0])
+    return report, optimised
+
+
+def _load(
+    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]], stack: ExitStack
+) -> tuple[list[onnxruntime.InferenceSession], list[dict[str, Any]], Artifact | None]:
+    """Return sessions of the models, of the first one also as it is optimised, if the options ask for that, with what --json
+    prints of each; and the first model that was optimised. Its files exist until the stack is closed."""
+    from . import measuring
+
+    has_others = arguments.has_other_providers(options)
+    contenders = [(*model, has_others) for model in models]
+    if options.optimize:
+        contenders.insert(1, (*models[0], True))
+    sessions, loads, artifacts = [], [], []
+    for path, nodes, is_optimised in contenders:
+        with progress(f"loading {path}{' optimised' * is_optimised}"):
+            start = time.perf_counter()
+            how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
+            optimised = None
+            if is_optimised:
+                optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
+                artifacts.append(optimised)
+            sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
+            name = path + ", optimised" * (is_optimised and not has_others)
+            loads.append({"model": name, "load_seconds": time.perf_counter() - start})
+    return sessions, loads, artifacts[0] if artifacts else None
+
+
+def _compare_batches(
+    options: argparse.Namespace,
+    sessions: list[onnxruntime.InferenceSession],
+    outputs: list[dict[str, Any]],
+    batches: Iterator[Arrays],
+) -> tuple[int, dict[str, Any]]:
+    """Run the batches after the first one, whose outputs are given. Return the number of all batches; and what --json prints of
+    the difference from the reference, nothing without one."""
+    from ..analysis.measures.outputs import compare
+    from ..analysis.twin import float_twin
+    from ..analysis.twin.random_nodes import random_outputs
+    from ..running.sessions import run
+
+    comparison, random, chosen = None, {}, list[str]()
+    if options.reference:
+        random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
+        chosen = [name for name in outputs[0] if name not in random]
+        comparison = compare(outputs[0], outputs[-1], chosen)
+    count = 1
+    with progress("running the other batches"):
+        for batch in batches:
+            count += 1
+            if options.save_outputs or options.expected:
+                raise ModelError("--save-outputs and --expected are for one batch; the data have more")
+            y = run(sessions[0], batch)
+            if comparison:
+                comparison.add(compare(y, run(sessions[-1], batch), chosen))
+    if not comparison:
+        return count, {}
+    return count, {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
 
 
 def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
     return [{"output": name, "sqnr_db": sums.sqnr_db, "largest_difference": sums.largest} for name, sums in errors.items()]
 
 
-def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Mapping[str, ErrorSums]:
-    """Return the errors of the outputs against those in the file of --expected. Raise ModelError if one cannot be compared."""
+def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str, Any]:
+    """Return what --json prints of the difference from the file of --expected. Raise ModelError if an output cannot be
+    compared."""
     from ..analysis.measures.outputs import compare
     from ..running.files import read_arrays
 
     compared = compare(outputs, read_arrays(options.expected, list(outputs)))
     for name, reason in compared.reasons.items():
         raise ModelError(f"output {name} {reason}")
-    return compared.errors
+    limit = options.tolerance or 0.0
+    holds = all(sums.largest <= limit for sums in compared.errors.values())
+    errors = _json_errors(compared.errors)
+    return {"file": options.expected, "tolerance": limit, "outputs": errors, "holds": holds}
 
 
-def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepared | None) -> None:
+def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Artifact | None) -> None:
     from ..analysis import text_tables
 
     reference, expected = report.get("reference"), report.get("expected")

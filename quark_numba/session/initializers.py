@@ -4,7 +4,7 @@ initializers are made to find them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -15,7 +15,7 @@ from ..element_types import external_data, find
 from ..errors import ModelError, errors_named
 from ..models.protos import subgraphs
 from ..ort import native
-from .options import error_of, has_files_in_memory, probe_session
+from .options import Replacements, error_of, has_files_in_memory, probe_session
 
 # A name that no tensor of a model has, and the location of a file that does not exist.
 _OWN, _NO_FILE = "of quark_numba alone", "quark_numba has no such file"
@@ -32,21 +32,7 @@ _TYPES_OF_ATTRIBUTES = {
 }
 
 
-class Replacements(NamedTuple):
-    """What session options put in the place of a model's tensors.
-
-    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
-    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
-
-    names: frozenset[str]
-    in_files: frozenset[str]
-    from_memory: bool
-
-
-NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
-
-
-def replacements(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any = None) -> Replacements:
+def find_replacements(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any = None) -> Replacements:
     """Return what the options of a session replace in a model: by ``SessionOptions.add_initializer``,
     ``add_external_initializers`` and ``add_external_initializers_from_files_in_memory``.
 

@@ -1,17 +1,16 @@
-"""What of a session's arguments a prepared model depends on. This module does without onnx and Numba."""
+"""Session options: which entries change a model, and whether options replace its tensors. This module does without onnx and
+Numba."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Set
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
-from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
-from ..ort.providers import available, operators_for, others_than_cpus
+from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -55,63 +54,25 @@ changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
-# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
-Operators = Literal["auto", "custom", "cuda", "standard"]
-CHOICES: tuple[Operators, ...] = get_args(Operators)
 
-# Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {
-    "qdq": "auto",
-    "operators": "auto",
-    "keep_quantized_weights": False,
-    "blocked_layout": True,
-    "keep_initializers_as_inputs": True,
-}
+class Replacements(NamedTuple):
+    """What session options put in the place of a model's tensors.
+
+    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
+    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
+
+    names: frozenset[str]
+    in_files: frozenset[str]
+    from_memory: bool
 
 
-def other_providers(options: onnxruntime.SessionOptions, providers: Any) -> list[str]:
-    """Return the names of the execution providers beside the CPU's of a session with these arguments. Options that choose
-    some do not tell which: it may be any of this build, or another library's."""
-    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
-    chosen = ["one that the options choose", *others_than_cpus(available())] if _name_providers(options) else []
-    return [*others_than_cpus(names), *chosen]
+NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
-def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether all nodes of a session with these arguments run on the CPU's execution provider."""
-    return not other_providers(options, providers)
-
-
-def operators_of(
-    operators: Operators, options: onnxruntime.SessionOptions, providers: Any
-) -> Literal["custom", "cuda", "standard"]:
-    """Return what `operators` means in a session with these arguments."""
-    return operators_for(other_providers(options, providers)) if operators == "auto" else operators
-
-
-def _name_providers(options: onnxruntime.SessionOptions) -> bool:
+def choose_providers(options: onnxruntime.SessionOptions) -> bool:
     """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
     are given beside them."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
-
-
-def facts(
-    options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], from_memory: bool, how: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what a prepared model depends on, for JSON. `replaced` and `from_memory` are what the options replace
-    (``initializers.Replacements``), `how` are other arguments of the session."""
-    return {
-        # The order of a set changes from process to process.
-        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
-        "operators": operators_of(how.get("operators", "auto"), options, providers),
-        "providers": sorted(other_providers(options, providers)),
-        "replaced": sorted(replaced),
-        "from_memory": from_memory,
-        "level": str(options.graph_optimization_level),
-        "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
-        "tensors_folder": os.path.abspath(folder) if (folder := entry(options, TENSORS_FOLDER)) else None,
-    }
 
 
 def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
@@ -122,7 +83,7 @@ def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: 
         try:
             options.enable_profiling, options.optimized_model_filepath = False, ""
             options.log_severity_level = 4  # errors come as exceptions
-            chosen = providers if _refuses_cpu(options) or _name_providers(options) else ["CPUExecutionProvider"]
+            chosen = providers if _refuses_cpu(options) or choose_providers(options) else ["CPUExecutionProvider"]
             return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
         finally:
             options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before

@@ -318,15 +318,15 @@ def test_types_that_numpy_lacks_are_found(number, dtype):
     whole = model(["y = Identity (x)"], ["x"], ["y"], initializers=[tensor], domains=[])
     options = session_options()
     add_initializer(options, "w", np.ones(2, dtype), number)
-    assert initializers.replacements(whole, options).names == {"w"}
-    assert initializers.replacements(whole, session_options()) == initializers.NOTHING_REPLACED
+    assert initializers.find_replacements(whole, options).names == {"w"}
+    assert initializers.find_replacements(whole, session_options()) == options_of_sessions.NOTHING_REPLACED
 
 
 def test_options_without_the_cpu_provider():
     """ONNX Runtime refuses the CPU provider alone with this entry. The probes have the providers of the session."""
     options = session_options(disable_cpu_ep_fallback="1")
     add_initializer(options, "b", arrays(seed=3)["b"])
-    assert initializers.replacements(small(""), options, []).names == {"b"}
+    assert initializers.find_replacements(small(""), options, []).names == {"b"}
 
 
 @pytest.mark.parametrize("names", ["", "w"])

@@ -1,4 +1,5 @@
-"""The names of kept models: digests of everything that a prepared model depends on. This module does without onnx and Numba."""
+"""The names of the entries of a cache of models: digests of everything that a model for a session depends on. This module does
+without onnx and Numba."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ _RACY_NS = 2 * 10**9
 _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
-def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
+def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Mapping[str, Any]) -> str:
+    """Return the name of the entry for a model with these files, the model's own first, and these facts. The digests of files
     are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
     with IMPORTS:
         import llvmlite.binding
@@ -49,7 +50,7 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     model, *others = map(os.path.abspath, paths)
     parts = {
         "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
-        "options": options,
+        "options": facts,
         "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS)],
         "package": digest_of_package() or __version__,
         "operators": _added_operators(),
@@ -92,7 +93,7 @@ def _names_in(folder: str) -> list[str]:
     return []
 
 
-def files_of(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
+def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
     """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
     there is no digest."""
     model = os.path.abspath(path)
@@ -131,6 +132,6 @@ def _known(record: Path) -> dict[str, Any]:
     return {}
 
 
-def digests(folder: Path) -> Iterator[Path]:
+def list_digests(folder: Path) -> Iterator[Path]:
     """Yield the files with digests."""
     return filter(_known, folder.glob(f"{PREFIX}*{_DIGESTS}"))
