@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -72,9 +72,13 @@ def _measure(
 ) -> tuple[dict[str, Any], Artifact | None]:
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
     optimised, if the options ask for that."""
+    from ..analysis.measures.outputs import compare
+    from ..analysis.twin import float_twin
+    from ..analysis.twin.random_nodes import random_outputs
     from ..running.sessions import run
     from . import measuring
 
+    comparison = None
     with ExitStack() as stack:
         sessions, loads, optimised = _load(options, models, stack)
         providers = sessions[0].get_providers()
@@ -84,7 +88,20 @@ def _measure(
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
-        count, compared = _compare_batches(options, sessions, outputs, batches)
+        random: dict[str, str] = {}
+        if options.reference:
+            random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
+            chosen = [name for name in outputs[0] if name not in random]
+            comparison = compare(outputs[0], outputs[-1], chosen)
+        count = 1
+        with progress("running the other batches"):
+            for batch in batches:
+                count += 1
+                if options.save_outputs or options.expected:
+                    raise ModelError("--save-outputs and --expected are for one batch; the data have more")
+                y = run(sessions[0], batch)
+                if comparison:
+                    comparison.add(compare(y, run(sessions[-1], batch), chosen))
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs[0])
     times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
@@ -101,7 +118,8 @@ def _measure(
         report |= optimised.report()
     elif optimised:
         report["optimised"] = times[1] | optimised.report() | ratios[1]
-    if options.reference:
+    if comparison:
+        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
         report["expected"] = _compare_with_file(options, outputs[0])
@@ -132,38 +150,6 @@ def _load(
             name = path + ", optimised" * (is_optimised and not has_others)
             loads.append({"model": name, "load_seconds": time.perf_counter() - start})
     return sessions, loads, artifacts[0] if artifacts else None
-
-
-def _compare_batches(
-    options: argparse.Namespace,
-    sessions: list[onnxruntime.InferenceSession],
-    outputs: list[dict[str, Any]],
-    batches: Iterator[Arrays],
-) -> tuple[int, dict[str, Any]]:
-    """Run the batches after the first one, whose outputs are given. Return the number of all batches; and what --json prints of
-    the difference from the reference, nothing without one."""
-    from ..analysis.measures.outputs import compare
-    from ..analysis.twin import float_twin
-    from ..analysis.twin.random_nodes import random_outputs
-    from ..running.sessions import run
-
-    comparison, random, chosen = None, {}, list[str]()
-    if options.reference:
-        random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
-        chosen = [name for name in outputs[0] if name not in random]
-        comparison = compare(outputs[0], outputs[-1], chosen)
-    count = 1
-    with progress("running the other batches"):
-        for batch in batches:
-            count += 1
-            if options.save_outputs or options.expected:
-                raise ModelError("--save-outputs and --expected are for one batch; the data have more")
-            y = run(sessions[0], batch)
-            if comparison:
-                comparison.add(compare(y, run(sessions[-1], batch), chosen))
-    if not comparison:
-        return count, {}
-    return count, {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
 
 
 def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:

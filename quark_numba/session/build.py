@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -73,11 +72,13 @@ def create_artifact(request: SessionRequest) -> Artifact:
         request = request._replace(replaced=replaced)
     read = model_files.Source(model, folder, request.path, replaced.in_files, state)
     is_kept = request.cache and not replaced.names and not replaced.from_memory
-    probes = (initializers.probe_of_all(model), initializers.probe_of_a_file()) if is_kept else ()
-    refusals = dict(_find_refusal(node) for node in protos.nodes(model.graph, *model.functions))
+    probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
+    refusals = _find_refusals(model)
     del model
     artifact = get_or_build(request, read)
-    artifact.probes, artifact.refusal = probes, _choose_refusal(refusals, artifact.left)
+    left = {name for name, _ in artifact.left}
+    reasons = (why for name, (is_rewritten, why) in refusals.items() if name in left or not is_rewritten)
+    artifact.probes, artifact.refusal = probes, next(reasons, "")
     if artifact.source is None and request.path is not None:
         named_in_utf8(request.path)
     _warn(request, artifact.left)
@@ -105,18 +106,16 @@ def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
     return request.path is not None and (request.path.endswith(".ort") or not os.path.exists(request.path))
 
 
-def _find_refusal(node: onnx.NodeProto) -> tuple[tuple[str, bool], str]:
-    """Return the operator of a node and whether `optimize` rewrites it where it can; and why a model with the node as it is
-    cannot run, "" if no reason is known."""
-    name, why = f"{node.domain or 'ai.onnx'}::{node.op_type}", refused.reason(node.domain, node.op_type)
-    text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}" if why else ""
-    return (name, channels_last.is_one(node.domain, node.op_type)), text
-
-
-def _choose_refusal(refusals: Mapping[tuple[str, bool], str], left: Counter[tuple[str, str]]) -> str:
-    """Return why a model cannot run, of what `_find_refusal` returned, if the node is left; "": no reason is known."""
-    names = {name for name, _ in left}
-    return next((why for (name, is_rewritten), why in refusals.items() if why and (name in names or not is_rewritten)), "")
+def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
+    """Return, by the operator of a node, whether `optimize` rewrites it where it can, and why a model with the node as it is
+    cannot run. Nodes that can run, as far as is known, are left out."""
+    refusals = {}
+    for node in protos.nodes(model.graph, *model.functions):
+        if why := refused.reason(node.domain, node.op_type):
+            name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+            text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}"
+            refusals[name] = channels_last.is_one(node.domain, node.op_type), text
+    return refusals
 
 
 def _warn(request: SessionRequest, left: Counter[tuple[str, str]]) -> None:
@@ -135,14 +134,12 @@ def get_or_build(request: SessionRequest, read: model_files.Source) -> Artifact:
     def build(place: Path | None) -> Artifact:
         return _build(request, read if place else read.again(), place or request.temporary_folder)
 
-    has_cache = request.cache is not None and request.cache is not False
-    if has_cache and read.path is None:
+    if read.path is None and request.cache not in (None, False):
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
-    cache = ModelCache.of(request.cache)
-    if cache is None or read.path is None:
-        artifact = _build(request, read, request.temporary_folder)
-    else:
+    if read.path is not None and (cache := ModelCache.of(request.cache)):
         artifact = cache.get_or_create(request, [read.path, *read.named_files], build)
+    else:
+        artifact = _build(request, read, request.temporary_folder)
     read.forget()
     return artifact
 
@@ -161,7 +158,14 @@ def _carry_out(
     plan: Plan, request: SessionRequest, read: model_files.Source, folder: str | os.PathLike[str] | None, files: ExitStack
 ) -> Artifact:
     with ahead.helpers(read.proto) if plan.compiles_ahead else nullcontext() as helpers:
-        model, left, is_changed = _rewrite(plan, read)
+        model: model_files.Model
+        left, is_changed = Counter[tuple[str, str]](), False
+        if plan.passes is None:
+            model = read.whole()
+        else:
+            result = optimize.optimized(read, **plan.passes)
+            model, left, is_changed = result.rewritten, result.left, bool(result.done)
+            del result
         if not is_changed and read.path and not (plan.uses_blocks and has_regions(model)):
             return Artifact(None, left=left)
         path = None
@@ -182,14 +186,6 @@ def _carry_out(
     if plan.in_one_file:
         return Artifact(model_files.in_one_file(proto), in_blocks.kept, left)
     return Artifact(path or files.enter_context(model_files.session_source(proto, folder)), in_blocks.kept, left)
-
-
-def _rewrite(plan: Plan, read: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
-    """Return the model after its passes, the numbers of nodes that are left, and whether a pass has changed any."""
-    if plan.passes is None:
-        return read.whole(), Counter(), False
-    result = optimize.optimized(read, **plan.passes)
-    return result.rewritten, result.left, bool(result.done)
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:

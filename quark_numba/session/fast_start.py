@@ -31,8 +31,7 @@ _KERNELS = "kernels"
 def open_with_kernels(request: SessionRequest) -> Artifact | None:
     """Load the kernels that are kept for a request, and return the kept model; None: there is none, or no kernels with it, or
     Numba is there already, or the options replace initializers."""
-    place = _find(request) if request.cache and is_plain() else None
-    if place is None:
+    if not request.cache or not is_plain() or not (place := _find(request)):
         return None
     cache, entry = place
     artifact = cache.open_or_discard(entry)
@@ -69,11 +68,9 @@ def _load(content: bytes, request: SessionRequest) -> bool:
 def add_kernels(request: SessionRequest, artifact: Artifact, recorded: kept_kernels.Recorded) -> None:
     """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves."""
     place = _find(request) if _is_ordinary() else None
-    if place is None:
+    if place is None or place[0].read_added(place[1], _KERNELS) is not None:
         return
     cache, entry = place
-    if cache.read_added(entry, _KERNELS) is not None:
-        return
     with suppress(LookupError):
         content = created(lambda: kept_kernels.content_of(recorded, native.release_of(onnxruntime.__version__)))
         content["probes"] = [base64.b64encode(probe).decode() for probe in artifact.probes]

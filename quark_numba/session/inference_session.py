@@ -140,7 +140,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         # For other providers the model is made anew. A large one in memory is not kept for that.
         self._request: SessionRequest | None = request
         if request.path is None:
-            self._request = None if artifact.path else request._replace(model=_in_bytes(path_or_bytes))
+            content = request.model if isinstance(request.model, bytes) else request.model.SerializeToString()
+            self._request = None if artifact.path else request._replace(model=content)
         # The path is that of the user's model: optimum, for one, copies the file with this name.
         self._model_path, self._model_bytes = request.path, None
         if request.is_native and artifact.probes:
@@ -273,9 +274,3 @@ def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> I
         finally:
             if folder:
                 options.add_session_config_entry(TENSORS_FOLDER, folder)
-
-
-def _in_bytes(source: Any) -> bytes:
-    """Return a model that is a ModelProto, or bytes already."""
-    content: bytes = source if isinstance(source, bytes) else source.SerializeToString()
-    return content

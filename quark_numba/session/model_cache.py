@@ -6,14 +6,15 @@ whole or not at all, and whatever is wrong with one, it is removed and made agai
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import stat
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ..compiling.user_folder import OTHERS_WRITE, close_to_others, make_own, own_content, own_folder, warn, without_links
 from ..errors import EnvironmentVariableError, MissingFileError, WriteError, reason_of
@@ -25,7 +26,7 @@ from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
 
-# An entry's file with its name, the states and checksums of the model's files, and the report on the model. Its time is that of
+# An entry's file with its name, the states and digests of the model's files, and the report on the model. Its time is that of
 # the last use.
 _MANIFEST = "kept.json"
 
@@ -35,10 +36,8 @@ _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may 
 # The environment variable for the most gigabytes of a folder, and the default.
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
 
-_CHUNK = 1 << 20
-
-# The bytes of a checksum before the content of a file that was added.
-_BYTES_OF_CHECKSUM = 4
+# The bytes of the digest before the content of a file that was added.
+_BYTES_OF_SEAL = 32
 
 
 def users_folder() -> Path:
@@ -46,11 +45,10 @@ def users_folder() -> Path:
     return make_own(own_folder()) / "models"
 
 
-class ModelCache:
+class ModelCache(NamedTuple):
     """The models in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     @classmethod
     def of(cls, given: bool | str | os.PathLike[str] | None) -> ModelCache | None:
@@ -126,7 +124,7 @@ class ModelCache:
             return
         try:
             close_to_others(entry)
-            _write(entry / name, _checksum_of(entry, content) + content)
+            _write(entry / name, _seal(entry, content) + content)
         except OSError as error:
             _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
 
@@ -134,9 +132,8 @@ class ModelCache:
         """Return a file that was added to an entry; None: there is none, or it is damaged or another entry's, or others than
         this user and the system's own could have written it or to the entry. It may be code."""
         with suppress(OSError):
-            content = own_content(entry, name)
-            if content[:_BYTES_OF_CHECKSUM] == _checksum_of(entry, content[_BYTES_OF_CHECKSUM:]):
-                return content[_BYTES_OF_CHECKSUM:]
+            seal, content = (whole := own_content(entry, name))[:_BYTES_OF_SEAL], whole[_BYTES_OF_SEAL:]
+            return content if seal == _seal(entry, content) else None
         return None
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
@@ -160,7 +157,7 @@ class ModelCache:
             with suppress(OSError):  # of a file system without modes
                 place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS_WRITE)
         states = {name: state_of(folder / name) for name in names}
-        files = {name: [state, _checksum(folder / name)] for name, state in states.items()}
+        files = {name: [state, _digest(folder / name)] for name, state in states.items()}
         facts = artifact.report() | {"original": original}
         manifest = {"name": entry.name, "file": path.name, "files": files, "facts": facts}
         (folder / _MANIFEST).write_text(json.dumps(manifest))
@@ -227,8 +224,8 @@ def _open(entry: Path) -> Artifact:
         manifest = json.loads(file.read())
     files, model = manifest["files"], manifest["file"]
     states = {name: state_of(entry / name) for name in files}
-    for name, (state, checksum) in files.items():
-        is_same = states[name] == state or (states[name][0] == state[0] and _checksum(entry / name) == checksum)
+    for name, (state, digest) in files.items():
+        is_same = states[name] == state or (states[name][0] == state[0] and _digest(entry / name) == digest)
         if not is_same or (entry / name).is_symlink():
             raise ValueError(f"{name} is damaged")
     if manifest["name"] != entry.name:
@@ -236,7 +233,7 @@ def _open(entry: Path) -> Artifact:
     kept = Artifact.of_report(str(entry / model), manifest["facts"], states[model])
     with suppress(OSError):
         if any(states[name] != state for name, (state, _) in files.items()):
-            manifest["files"] = {name: [states[name], checksum] for name, (_, checksum) in files.items()}
+            manifest["files"] = {name: [states[name], digest] for name, (_, digest) in files.items()}
             _write(entry / _MANIFEST, json.dumps(manifest).encode())
         os.utime(entry / _MANIFEST)
     return kept
@@ -251,17 +248,14 @@ def _is_own(entry: Path) -> bool:
     return False
 
 
-def _checksum(path: Path) -> int:
-    checksum = 0
+def _digest(path: Path) -> str:
     with open(path, "rb", opener=without_links) as file:
-        while content := file.read(_CHUNK):
-            checksum = zlib.crc32(content, checksum)
-    return checksum
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _checksum_of(entry: Path, content: bytes) -> bytes:
-    """Return the checksum of a file that is added to an entry, and of no other."""
-    return zlib.crc32(content, zlib.crc32(entry.name.encode())).to_bytes(_BYTES_OF_CHECKSUM, "big")
+def _seal(entry: Path, content: bytes) -> bytes:
+    """Return the digest of a file that is added to an entry, and to no other."""
+    return hashlib.sha256(entry.name.encode() + content).digest()
 
 
 def _write(path: Path, content: bytes) -> None:

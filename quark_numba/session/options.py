@@ -75,7 +75,7 @@ def choose_providers(options: onnxruntime.SessionOptions) -> bool:
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
-def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
+def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
     session, for options that ONNX Runtime refuses with the CPU's alone, or that choose providers themselves."""
     with changing:
@@ -89,10 +89,10 @@ def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: 
             options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
 
 
-def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
-    """Return the exception of `probe_session`; None: the session works."""
+def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
+    """Return the exception of `create_probe_session`; None: the session works."""
     try:
-        probe_session(probe, options, providers)
+        create_probe_session(probe, options, providers)
     except Exception as error:
         reraise_of_signal_handler(error)
         return error
@@ -102,15 +102,15 @@ def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any =
 def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
     """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
 
-    Both probes (``initializers.probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another message
-    if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were added to
-    the options in the place of files."""
+    Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another
+    message if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were
+    added to the options in the place of files."""
     if not hasattr(options, "add_external_initializers_from_files_in_memory"):
         return False
     plain = onnxruntime.SessionOptions()
     if folder := entry(options, TENSORS_FOLDER):
         plain.add_session_config_entry(TENSORS_FOLDER, folder)  # the message may have it
-    return str(error_of(probe, options, providers)) != str(error_of(plain_probe, plain))
+    return str(find_error(probe, options, providers)) != str(find_error(plain_probe, plain))
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
@@ -124,7 +124,7 @@ def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_
     if _refuses_cpu(options):
         return False
     try:
-        session = probe_session(probe, options)
+        session = create_probe_session(probe, options)
         values = session.run_with_ort_values([output.name for output in session.get_outputs()], {})
         is_empty = all(value.shape() == [0] for value in values)
         return is_empty and not has_files_in_memory(options, probe_of_a_file, probe_of_a_file)

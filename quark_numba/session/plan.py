@@ -32,6 +32,8 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
     if written == "cuda" and not is_native:
         written = "standard"
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
+    levels = onnxruntime.GraphOptimizationLevel
+    is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
     passes = {
         "qdq": "float" if request.takes_all_qdq else request.qdq,
         "operators": written,
@@ -39,7 +41,8 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
         "regions": is_native,
         "keep_initializers_as_inputs": request.keep_initializers_as_inputs,
         "replaced": replaced.names,
-        "integers": "here" if _has_integer_operators(request.options) else "nowhere",
+        # Nobody wants integer operators who has turned off ONNX Runtime's own.
+        "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         "has_other_providers": has_other_providers,
     }
     needs_passes = not is_custom or has_other_providers or read.is_large or not is_optimised(read.proto)
@@ -49,14 +52,6 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
         compiles_ahead=is_native and is_custom,
         in_one_file=replaced.from_memory,  # ONNX Runtime would look in memory for the others
     )
-
-
-def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime fuses quantization nodes into integer operators in sessions with these options. If not, nobody wants
-    them."""
-    levels = onnxruntime.GraphOptimizationLevel
-    is_on = options.graph_optimization_level not in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
-    return is_on and entry(options, DISABLE_QUANT_QDQ) != "1"
 
 
 def is_optimised(model: onnx.ModelProto) -> bool:

@@ -226,7 +226,7 @@ def test_kept_models_and_files_in_memory(tmp_path):
             assert result_of(path, options_with_files(values=given), cache=cache) == expected_of(w=given)
         assert result_of(path, session_options(), cache=cache) == expected_of()
     model = onnx.load(path, load_external_data=False)
-    probes = initializers.probe_of_all(model), initializers.probe_of_a_file()
+    probes = initializers.make_probe(model), initializers.make_probe_of_a_file()
     assert options_of_sessions.replace_nothing(session_options(), *probes)
     assert not options_of_sessions.replace_nothing(options_with_files(values=given), *probes)
 
@@ -344,14 +344,14 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     """Another session may begin one while the options are probed, which leaves no profile and does not change them."""
     options = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    probe, others = initializers.probe_session, []
+    probe, others = initializers.create_probe_session, []
 
     def while_another_begins(*arguments):
         others.append(tmp_path / f"profile of another {len(others)}")
         others[-1].touch()
         return probe(*arguments)
 
-    monkeypatch.setattr(initializers, "probe_session", while_another_begins)
+    monkeypatch.setattr(initializers, "create_probe_session", while_another_begins)
     session = quark_numba.InferenceSession(small(["w"]), options)
     session.end_profiling()
     assert others
