@@ -9,12 +9,15 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
 from .printing import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from ..session.model_cache import ModelCache
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 _QUARK, _MISSING = "amd-quark", "not installed"
@@ -36,7 +39,6 @@ def _info(options: argparse.Namespace) -> int:
 
     from ..compiling import cache
     from ..ort import get_library_path
-    from ..session import kept
 
     models, unreadable = _models(options.kept_models)
     if options.clear_cache:
@@ -46,7 +48,7 @@ def _info(options: argparse.Namespace) -> int:
             except OSError as error:
                 raise ModelError(f"{path}: {reason_of(error)}") from None
         if models:
-            kept.clear(models)
+            models.clear()
     sizes = cache.sizes()
     try:
         with progress("loading the native backend"):
@@ -69,8 +71,8 @@ def _info(options: argparse.Namespace) -> int:
         **({"operators of amd-quark": _library_of_quark()} if _version(_QUARK) != _MISSING else {}),
         "folder of kernels": _cache(),
         "kernels": _count_and_size(sizes),
-        "folder of kept models": unreadable or str(models),
-        "kept models": _count_and_size([size for _, size, _ in kept.entries(models)] if models else []),
+        "folder of kept models": unreadable or str(models and models.folder),
+        "kept models": _count_and_size([size for _, size, _ in models.entries()] if models else []),
     }
     if options.json:
         print_json(facts)
@@ -89,18 +91,20 @@ def _cache() -> str:
     return f"{folder or 'none'}: {'nothing can be added' if is_read else 'not used'}: {why_not}"
 
 
-def _models(given: str | None) -> tuple[Path | None, str]:
-    """Return the folder of models, and why it is not used, if so."""
-    from ..session import kept
+def _models(given: str | None) -> tuple[ModelCache | None, str]:
+    """Return the cache of models, and why it is not used, if so."""
+    from ..session.model_cache import ModelCache, users_folder
+    from ..session.request import check_cache
 
     folder = None
     try:
-        folder = kept.folder_of(given) if given else kept.users_folder()
-        if folder and folder.exists():
+        check_cache(given)
+        folder = Path(given).absolute() if given else users_folder()
+        if folder.exists():
             os.listdir(folder)
     except OSError as error:
         return None, f"{folder or error.filename or 'none'}: not used: {reason_of(error)}"
-    return folder, ""
+    return ModelCache(folder), ""
 
 
 def _onnxruntime() -> tuple[str, str]:

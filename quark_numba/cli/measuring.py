@@ -22,13 +22,15 @@ from ..catalog import OPERATORS
 from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
-from ..ort import Backend, register
+from ..ort import Backend
 from ..ort.providers import others_than_cpus
 from ..rewriting.qdq import Qdq
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
-from ..session.options import runs_on_cpu_alone
-from ..session.prepared import Prepared, prepared
+from ..session.artifact import Artifact
+from ..session.build import get_or_build
+from ..session.options import NOTHING_REPLACED
+from ..session.request import SessionRequest
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3
@@ -52,17 +54,17 @@ def optimised(
     qdq: Qdq = "auto",
     cache: bool | str = False,
     providers: list[str] | None = None,
-) -> Iterator[Prepared]:
+) -> Iterator[Artifact]:
     """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq`, `cache` and `providers` are as
     there."""
     options = onnxruntime.SessionOptions()
+    request = SessionRequest(path, options, providers, qdq, cache=cache, replaced=NOTHING_REPLACED)
+    request.check()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
-        is_float = qdq == "float" and runs_on_cpu_alone(options, providers)
-        is_native = register(options, backend=backend, standard_ops=is_float) == "native"
-    read = model_files.Source.open(path)
-    with prepared(read, options, providers, cache=cache, is_native=is_native, qdq=qdq) as model:
-        yield model
+        request = request.register(backend)
+    with get_or_build(request, model_files.Source.open(path)) as artifact:
+        yield artifact
 
 
 def create_session(
@@ -72,7 +74,7 @@ def create_session(
     backend: Backend | None = None,
     threads: int = 0,
     qdq: Qdq = "auto",
-    optimised: Prepared | None = None,
+    optimised: Artifact | None = None,
     profile: str = "",
     providers: list[str] | None = None,
 ) -> onnxruntime.InferenceSession:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ..texts import ENDLESS, Table, plain
 
 if TYPE_CHECKING:
-    from ..session.prepared import Prepared
+    from ..session.artifact import Artifact
 
 OUTPUT = Console(highlight=False, emoji=False)
 _messages = Console(stderr=True, highlight=False, emoji=False)
@@ -39,7 +39,7 @@ def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int])
     print_table(title, ["operator", ">nodes", column], rows)
 
 
-def print_left(optimised: Prepared) -> None:
+def print_left(optimised: Artifact) -> None:
     """Print the nodes that stay as they are in the optimised model, with the reasons."""
     regions = f"Regions in the blocked layout: {optimised.blocked_regions}"
     print_counts(f"{regions}. Nodes of the optimised model that stay as they are", "why", optimised.left)

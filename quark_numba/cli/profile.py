@@ -48,7 +48,7 @@ def _profile(options: argparse.Namespace) -> int:
                     **how,
                 )
     if options.json:
-        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimised.json())
+        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimised.report())
     else:
         _print_times(times, options.top)
         print_left(optimised)

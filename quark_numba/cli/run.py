@@ -17,9 +17,11 @@ from . import arguments
 from .printing import print_json, print_left, print_table, print_tables, progress
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from ..analysis.measures.sums import ErrorSums
     from ..running.sessions import Arrays
-    from ..session.prepared import Prepared
+    from ..session.artifact import Artifact
     from .inventory import QuantizationNodes
 
 
@@ -67,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
-) -> tuple[dict[str, Any], Prepared | None]:
+) -> tuple[dict[str, Any], Artifact | None]:
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
     optimised, if the options ask for that."""
     from ..analysis.measures.outputs import compare
@@ -76,24 +78,9 @@ def _measure(
     from ..running.sessions import run
     from . import measuring
 
-    has_others = arguments.has_other_providers(options)
-    contenders = [(*model, has_others) for model in models]
-    if options.optimize:
-        contenders.insert(1, (*models[0], True))
-    sessions, loaded, optimisations = [], [], []
     comparison = None
     with ExitStack() as stack:
-        for path, nodes, is_optimised in contenders:
-            with progress(f"loading {path}{' optimised' * is_optimised}"):
-                start = time.perf_counter()
-                how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
-                optimised = None
-                if is_optimised:
-                    optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
-                    optimisations.append(optimised)
-                sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
-                name = path + ", optimised" * (is_optimised and not has_others)
-                loaded.append({"model": name, "load_seconds": time.perf_counter() - start})
+        sessions, loads, optimised = _load(options, models, stack)
         providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
@@ -117,7 +104,7 @@ def _measure(
                     comparison.add(compare(y, run(sessions[-1], batch), chosen))
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs[0])
-    times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
+    times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
     ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
     report: dict[str, Any] = {
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
@@ -127,39 +114,64 @@ def _measure(
         "load_seconds": times[0]["load_seconds"],
         "median_seconds": times[0]["median_seconds"],
     }
-    optimisation = optimisations[0] if optimisations else None
-    if optimisation and has_others:
-        report |= optimisation.json()
-    elif optimisation:
-        report["optimised"] = times[1] | optimisation.json() | ratios[1]
+    if optimised and arguments.has_other_providers(options):
+        report |= optimised.report()
+    elif optimised:
+        report["optimised"] = times[1] | optimised.report() | ratios[1]
     if comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
-        errors = _compare_with_file(options, outputs[0])
-        limit = options.tolerance or 0.0
-        holds = all(sums.largest <= limit for sums in errors.values())
-        agreement = {"file": options.expected, "tolerance": limit, "outputs": _json_errors(errors), "holds": holds}
-        report["expected"] = agreement
-    return report, optimisation
+        report["expected"] = _compare_with_file(options, outputs[0])
+    return report, optimised
+
+
+def _load(
+    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]], stack: ExitStack
+) -> tuple[list[onnxruntime.InferenceSession], list[dict[str, Any]], Artifact | None]:
+    """Return sessions of the models, of the first one also as it is optimised, if the options ask for that, with what --json
+    prints of each; and the first model that was optimised. Its files exist until the stack is closed."""
+    from . import measuring
+
+    has_others = arguments.has_other_providers(options)
+    contenders = [(*model, has_others) for model in models]
+    if options.optimize:
+        contenders.insert(1, (*models[0], True))
+    sessions, loads, artifacts = [], [], []
+    for path, nodes, is_optimised in contenders:
+        with progress(f"loading {path}{' optimised' * is_optimised}"):
+            start = time.perf_counter()
+            how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
+            optimised = None
+            if is_optimised:
+                optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
+                artifacts.append(optimised)
+            sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
+            name = path + ", optimised" * (is_optimised and not has_others)
+            loads.append({"model": name, "load_seconds": time.perf_counter() - start})
+    return sessions, loads, artifacts[0] if artifacts else None
 
 
 def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
     return [{"output": name, "sqnr_db": sums.sqnr_db, "largest_difference": sums.largest} for name, sums in errors.items()]
 
 
-def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Mapping[str, ErrorSums]:
-    """Return the errors of the outputs against those in the file of --expected. Raise ModelError if one cannot be compared."""
+def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str, Any]:
+    """Return what --json prints of the difference from the file of --expected. Raise ModelError if an output cannot be
+    compared."""
     from ..analysis.measures.outputs import compare
     from ..running.files import read_arrays
 
     compared = compare(outputs, read_arrays(options.expected, list(outputs)))
     for name, reason in compared.reasons.items():
         raise ModelError(f"output {name} {reason}")
-    return compared.errors
+    limit = options.tolerance or 0.0
+    holds = all(sums.largest <= limit for sums in compared.errors.values())
+    errors = _json_errors(compared.errors)
+    return {"file": options.expected, "tolerance": limit, "outputs": errors, "holds": holds}
 
 
-def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepared | None) -> None:
+def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Artifact | None) -> None:
     from ..analysis import text_tables
 
     reference, expected = report.get("reference"), report.get("expected")

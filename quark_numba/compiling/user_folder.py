@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 _log = logging.getLogger(__name__)
 
@@ -102,11 +101,13 @@ def own_content(folder: Path, name: str) -> bytes:
     """Return the content of a file in a folder. Raise OSError if it or the folder is a link, or if others than this user and
     the system's own could have written to them. What is checked is what was opened, and not its name; on Windows it is the
     folder's access list."""
-    with opened_folder(folder) as number, opened_in(number, folder, name) as file:
-        _check_opened(number, folder)
-        if number is not None:
-            _check(os.fstat(file.fileno()))
-        return file.read()
+    with opened_folder(folder) as number:
+        path = folder / name if number is None else name
+        with open(path, "rb", opener=functools.partial(without_links, dir_fd=number)) as file:
+            _check_opened(number, folder)
+            if number is not None:
+                _check(os.fstat(file.fileno()))
+            return file.read()
 
 
 @contextmanager
@@ -121,12 +122,6 @@ def opened_folder(folder: Path) -> Iterator[int | None]:
         yield number
     finally:
         os.close(number)
-
-
-def opened_in(number: int | None, folder: Path, name: str) -> BinaryIO:
-    """Return a file of a folder, opened for reading; `number` is what `opened_folder` yields."""
-    path = folder / name if number is None else name
-    return open(path, "rb", opener=functools.partial(without_links, dir_fd=number))
 
 
 def without_links(path: str, flags: int, dir_fd: int | None = None) -> int:

@@ -226,15 +226,15 @@ def recover(path: str | os.PathLike[str]) -> None:
         raise MissingFileError(f"{os.fspath(path)}: {was}; the file of before is {before}")
 
 
-def is_locked(lock: Any, *, shared: bool = False) -> bool | None:
-    """Lock an open file, for this process alone or shared with others, and return whether that was possible; None: the file
-    system has no locks. Return True on Windows, where a file that is open cannot be removed."""
+def is_locked(lock: Any) -> bool | None:
+    """Lock an open file for this process alone, and return whether that was possible; None: the file system has no locks.
+    Return True on Windows, where a file that is open cannot be removed."""
     if os.name != "posix":
         return True
     import fcntl
 
     try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import onnx
@@ -30,7 +29,8 @@ from ..rewriting.fusions import optimised_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size
-from .options import ENTRIES, runs_on_cpu_alone
+from .options import ENTRIES
+from .request import SessionRequest
 
 
 class BlockedModel(NamedTuple):
@@ -42,17 +42,9 @@ class BlockedModel(NamedTuple):
     left: Counter[str]
 
 
-def blocked(
-    model: onnx.ModelProto,
-    options: onnxruntime.SessionOptions,
-    providers: Any = None,
-    *,
-    path: str | None = None,
-    standard_ops: bool = False,
-    **named: Any,
-) -> BlockedModel:
-    """Return the model with regions in the blocked layout, for a session with these arguments. `path` is that of a model with
-    tensors in files; those of the result are in the same folder."""
+def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = None) -> BlockedModel:
+    """Return the model with regions in the blocked layout, for a session of the request. `path` is that of a model with tensors
+    in files; those of the result are in the same folder."""
     operators = Counter((node.domain, node.op_type) for node in model.graph.node)
     regions = operators[REGION.domain, REGION.name]
     if not regions:
@@ -60,8 +52,8 @@ def blocked(
     try:
         if not operators["", "Conv"]:
             raise NotRewrittenError("the model has no convolution")
-        block = _block_size_of(options, providers, named)
-        optimised = _optimised(path or model, options, standard_ops, named)
+        block = _find_block_size(request)
+        optimised = _optimise(path or model, request)
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
     tensors = BlockedTensors(optimised, block, path and os.path.dirname(path))
@@ -80,7 +72,7 @@ def blocked(
             left.update([reason] * is_region)
     for output in optimised.graph.output:
         tensors.reorder_output(output.name)
-    return BlockedModel(_written(optimised, tensors, model) if kept else None, kept, left)
+    return BlockedModel(_write(optimised, tensors, model) if kept else None, kept, left)
 
 
 def has_regions(model: model_files.Model) -> bool:
@@ -89,17 +81,18 @@ def has_regions(model: model_files.Model) -> bool:
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 
 
-def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
+def _find_block_size(request: SessionRequest) -> int:
     """Return the number of channels in a block. Raise NotRewrittenError unless ONNX Runtime would lay out this session's
     tensors in blocks."""
-    if not runs_on_cpu_alone(options, providers):
+    options = request.options
+    if request.other_providers:
         raise NotRewrittenError("the session has other execution providers than CPUExecutionProvider")
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         raise NotRewrittenError("graph_optimization_level is not ORT_ENABLE_ALL")
     if options.optimized_model_filepath:
         raise NotRewrittenError("optimized_model_filepath is set")
-    disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}
-    if "NchwcTransformer" in disabled:
+    disabled = request.ort_arguments.get("disabled_optimizers") or ()
+    if "NchwcTransformer" in {*disabled, *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
         raise NotRewrittenError("NchwcTransformer is disabled")
     with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
         size = block_size()
@@ -108,24 +101,22 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
     return size
 
 
-def _optimised(
-    model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
-) -> onnx.ModelProto:
+def _optimise(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
     """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows. Of a path, the
     large tensors of the result are in a file beside it."""
     own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in ENTRIES:
-        value = entry(options, name)
+        value = entry(request.options, name)
         if value is not None:
             own.add_session_config_entry(name, value)
-    register(own, backend="native", standard_ops=standard_ops)
+    register(own, backend="native", standard_ops=request.takes_all_qdq)
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
     with errors_named("ONNX Runtime did not write the optimised model", NotRewrittenError):
-        return optimised_by_onnx_runtime(model, own, **named)
+        return optimised_by_onnx_runtime(model, own, **request.ort_arguments)
 
 
-def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
+def _write(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
     """Return the optimised model with the rewritten nodes, and with the inputs, outputs and metadata of the source."""
     graph = optimised.graph
     used = {proto.name for proto in graph.output}

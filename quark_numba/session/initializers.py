@@ -4,7 +4,7 @@ initializers are made to find them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -15,7 +15,7 @@ from ..element_types import external_data, find
 from ..errors import ModelError, errors_named
 from ..models.protos import subgraphs
 from ..ort import native
-from .options import error_of, has_files_in_memory, probe_session
+from .options import Replacements, create_probe_session, find_error, has_files_in_memory
 
 # A name that no tensor of a model has, and the location of a file that does not exist.
 _OWN, _NO_FILE = "of quark_numba alone", "quark_numba has no such file"
@@ -32,43 +32,29 @@ _TYPES_OF_ATTRIBUTES = {
 }
 
 
-class Replacements(NamedTuple):
-    """What session options put in the place of a model's tensors.
-
-    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
-    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
-
-    names: frozenset[str]
-    in_files: frozenset[str]
-    from_memory: bool
-
-
-NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
-
-
-def replacements(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any = None) -> Replacements:
+def find_replacements(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any = None) -> Replacements:
     """Return what the options of a session replace in a model: by ``SessionOptions.add_initializer``,
     ``add_external_initializers`` and ``add_external_initializers_from_files_in_memory``.
 
     ONNX Runtime's exception is raised if an added initializer is not in the model, or has another type or shape, or if a file
     is not among those in memory. Raise ModelError if a node Constant is in a file while files are in memory."""
-    in_files = _in_place_of_files(model, options, providers)
-    added = [_in_file(tensor, _NO_FILE) for tensor in _in_files(model) if tensor.name in in_files]
-    from_memory = has_files_in_memory(options, probe_of_a_file(), probe_of_a_file(added), providers)
+    in_files = _find_in_place_of_files(model, options, providers)
+    added = [_put_in_file(tensor, _NO_FILE) for tensor in _walk_files(model) if tensor.name in in_files]
+    from_memory = has_files_in_memory(options, make_probe_of_a_file(), make_probe_of_a_file(added), providers)
     if from_memory:
-        in_files |= _from_memory(model, options, added, providers)
-    return Replacements(_replaced(model, options, in_files, added, providers), in_files, from_memory)
+        in_files |= _find_from_memory(model, options, added, providers)
+    return Replacements(_find_replaced(model, options, in_files, added, providers), in_files, from_memory)
 
 
-def _in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any) -> frozenset[str]:
+def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any) -> frozenset[str]:
     """Return the initializers in files that were added to the options. ONNX Runtime requires each of them to be in the model,
     and its error names one that is missing. If an initializer in a file is not added, ONNX Runtime reads the file."""
-    tensors = {tensor.name: _in_file(tensor, _NO_FILE) for tensor in _in_files(model)}
+    tensors = {tensor.name: _put_in_file(tensor, _NO_FILE) for tensor in _walk_files(model)}
     if not tensors:
         return frozenset()
 
     def error_with(names: Iterable[str]) -> Exception | None:
-        return error_of(_probe([tensors[name] for name in names]), options, providers)
+        return find_error(_write_probe([tensors[name] for name in names]), options, providers)
 
     names: list[str] = []
     error = error_with(names)
@@ -83,7 +69,7 @@ def _in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptio
     return frozenset(names)
 
 
-def _from_memory(
+def _find_from_memory(
     model: onnx.ModelProto, options: onnxruntime.SessionOptions, added: Sequence[TensorProto], providers: Any
 ) -> frozenset[str]:
     """Return the initializers in files, which options with files in memory replace. `added` were added by themselves."""
@@ -95,18 +81,18 @@ def _from_memory(
             )
     names = {tensor.name for tensor in added}
     others = {}
-    for tensor in _in_files(model):
+    for tensor in _walk_files(model):
         if tensor.name not in names:
             with errors_named(f"tensor {tensor.name}", with_type=False):
                 location = external_data.place_of(tensor).location
-            others[location] = _in_file(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]), location)
-    error = error_of(_probe([*added, *others.values()]), options, providers)
+            others[location] = _put_in_file(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]), location)
+    error = find_error(_write_probe([*added, *others.values()]), options, providers)
     if error:
         raise error
-    return frozenset(tensor.name for tensor in _in_files(model))
+    return frozenset(tensor.name for tensor in _walk_files(model))
 
 
-def _replaced(
+def _find_replaced(
     model: onnx.ModelProto,
     options: onnxruntime.SessionOptions,
     in_files: frozenset[str],
@@ -115,57 +101,57 @@ def _replaced(
 ) -> frozenset[str]:
     """Return `in_files`, and the other initializers that `options` replace (``SessionOptions.add_initializer``). In a probe
     these are empty, and the replaced initializers come out not empty."""
-    empty = [tensor for tensor in _empty(model) if tensor.name not in in_files]
+    empty = [tensor for tensor in _make_empty(model) if tensor.name not in in_files]
     names = [tensor.name for tensor in empty]
     if not names:
         return in_files
-    values = probe_session(_probe([*empty, *added]), options, providers).run_with_ort_values(names, {})
+    values = create_probe_session(_write_probe([*empty, *added]), options, providers).run_with_ort_values(names, {})
     return in_files | {name for name, value in zip(names, values, strict=True) if value.shape() != [0]}
 
 
-def probe_of_all(model: onnx.ModelProto) -> bytes:
+def make_probe(model: onnx.ModelProto) -> bytes:
     """Return the probe that tells whether options replace any initializer of a model: the one that comes out not empty."""
-    return _probe(_empty(model))
+    return _write_probe(_make_empty(model))
 
 
-def probe_of_a_file(added: Sequence[TensorProto] = ()) -> bytes:
+def make_probe_of_a_file(added: Sequence[TensorProto] = ()) -> bytes:
     """Return the probe for ``options.has_files_in_memory``, with the initializers that options add in the place of files."""
-    return _probe([*added, _in_file(TensorProto(name="in a file", data_type=TensorProto.FLOAT, dims=[1]), _NO_FILE)])
+    return _write_probe([*added, _put_in_file(TensorProto(name="in a file", data_type=TensorProto.FLOAT, dims=[1]), _NO_FILE)])
 
 
-def _empty(model: onnx.ModelProto) -> list[TensorProto]:
+def _make_empty(model: onnx.ModelProto) -> list[TensorProto]:
     """Return empty tensors with the names and types of all that ONNX Runtime can replace: the initializers of the graph and of
     its subgraphs, and the tensors of nodes Constant."""
     release = native.release_of(onnxruntime.__version__)
     tensors = {}
-    for name, data_type in _constants(model.graph):
+    for name, data_type in _walk_constants(model.graph):
         element_type = find(data_type)
         if element_type.has_tensors(release) if element_type else data_type in _OTHER_TYPES:
             tensors[name] = TensorProto(name=name, data_type=data_type, dims=[0])
     return [*tensors.values()]
 
 
-def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
+def _walk_constants(graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
     """Yield the names and types of the initializers and the tensors of nodes Constant, those of subgraphs too."""
-    for tensor in _named(graph.initializer):
+    for tensor in _drop_unnamed(graph.initializer):
         yield tensor.name, tensor.data_type
     for node in graph.node:
         for subgraph in subgraphs(node):
-            yield from _constants(subgraph)
+            yield from _walk_constants(subgraph)
         if (node.domain, node.op_type) == ("", "Constant"):
             types = (_TYPES_OF_ATTRIBUTES.get(attribute.name, attribute.t.data_type) for attribute in node.attribute)
             yield from ((name, data_type) for name, data_type in zip(node.output, types, strict=False) if isinstance(name, str))
 
 
-def _in_files(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    return filter(uses_external_data, _named(model.graph.initializer))
+def _walk_files(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    return filter(uses_external_data, _drop_unnamed(model.graph.initializer))
 
 
-def _named(tensors: Iterable[TensorProto]) -> Iterator[TensorProto]:
+def _drop_unnamed(tensors: Iterable[TensorProto]) -> Iterator[TensorProto]:
     return (tensor for tensor in tensors if isinstance(tensor.name, str))  # names that are not UTF-8 are bytes
 
 
-def _in_file(tensor: TensorProto, location: str) -> TensorProto:
+def _put_in_file(tensor: TensorProto, location: str) -> TensorProto:
     """Return a tensor of the same name, type and shape in another file."""
     place = onnx.StringStringEntryProto(key="location", value=location)
     return TensorProto(
@@ -177,7 +163,7 @@ def _in_file(tensor: TensorProto, location: str) -> TensorProto:
     )
 
 
-def _probe(tensors: Sequence[TensorProto]) -> bytes:
+def _write_probe(tensors: Sequence[TensorProto]) -> bytes:
     """Return a model that outputs initializers. One is added, because a model has to have an output."""
     tensors = [TensorProto(name=_OWN, data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(tensor.name, tensor.data_type, None) for tensor in tensors]

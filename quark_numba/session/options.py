@@ -1,17 +1,16 @@
-"""What of a session's arguments a prepared model depends on. This module does without onnx and Numba."""
+"""Session options: which entries change a model, and whether options replace its tensors. This module does without onnx and
+Numba."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Set
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
-from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
-from ..ort.providers import available, operators_for, others_than_cpus
+from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -55,67 +54,28 @@ changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
-# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
-Operators = Literal["auto", "custom", "cuda", "standard"]
-CHOICES: tuple[Operators, ...] = get_args(Operators)
 
-# Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {
-    "qdq": "auto",
-    "operators": "auto",
-    "keep_quantized_weights": False,
-    "blocked_layout": True,
-    "keep_initializers_as_inputs": True,
-}
+class Replacements(NamedTuple):
+    """What session options put in the place of a model's tensors.
+
+    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
+    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
+
+    names: frozenset[str]
+    in_files: frozenset[str]
+    from_memory: bool
 
 
-def other_providers(options: onnxruntime.SessionOptions, providers: Any) -> list[str]:
-    """Return the names of the execution providers beside the CPU's of a session with these arguments. Options that choose
-    some do not tell which: it may be any of this build, or another library's."""
-    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
-    chosen = ["one that the options choose", *others_than_cpus(available())] if _name_providers(options) else []
-    return [*others_than_cpus(names), *chosen]
+NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
-def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether all nodes of a session with these arguments run on the CPU's execution provider."""
-    return not other_providers(options, providers)
-
-
-def operators_of(
-    operators: Operators, options: onnxruntime.SessionOptions, providers: Any, *, is_native: bool = True
-) -> Literal["custom", "cuda", "standard"]:
-    """Return what `operators` means in a session with these arguments. Only the native backend has operators on GPUs."""
-    chosen = operators_for(other_providers(options, providers)) if operators == "auto" else operators
-    return "standard" if chosen == "cuda" and not is_native else chosen
-
-
-def _name_providers(options: onnxruntime.SessionOptions) -> bool:
+def choose_providers(options: onnxruntime.SessionOptions) -> bool:
     """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
     are given beside them."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
-def facts(
-    options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], from_memory: bool, how: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what a prepared model depends on, for JSON. `replaced` and `from_memory` are what the options replace
-    (``initializers.Replacements``), `how` are other arguments of the session."""
-    return {
-        # The order of a set changes from process to process.
-        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
-        "operators": operators_of(how.get("operators", "auto"), options, providers),
-        "providers": sorted(other_providers(options, providers)),
-        "replaced": sorted(replaced),
-        "from_memory": from_memory,
-        "level": str(options.graph_optimization_level),
-        "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
-        "tensors_folder": os.path.abspath(folder) if (folder := entry(options, TENSORS_FOLDER)) else None,
-    }
-
-
-def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
+def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
     session, for options that ONNX Runtime refuses with the CPU's alone, or that choose providers themselves."""
     with changing:
@@ -123,16 +83,16 @@ def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: 
         try:
             options.enable_profiling, options.optimized_model_filepath = False, ""
             options.log_severity_level = 4  # errors come as exceptions
-            chosen = providers if _refuses_cpu(options) or _name_providers(options) else ["CPUExecutionProvider"]
+            chosen = providers if _refuses_cpu(options) or choose_providers(options) else ["CPUExecutionProvider"]
             return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
         finally:
             options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
 
 
-def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
-    """Return the exception of `probe_session`; None: the session works."""
+def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
+    """Return the exception of `create_probe_session`; None: the session works."""
     try:
-        probe_session(probe, options, providers)
+        create_probe_session(probe, options, providers)
     except Exception as error:
         reraise_of_signal_handler(error)
         return error
@@ -142,15 +102,15 @@ def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any =
 def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
     """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
 
-    Both probes (``initializers.probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another message
-    if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were added to
-    the options in the place of files."""
+    Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another
+    message if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were
+    added to the options in the place of files."""
     if not hasattr(options, "add_external_initializers_from_files_in_memory"):
         return False
     plain = onnxruntime.SessionOptions()
     if folder := entry(options, TENSORS_FOLDER):
         plain.add_session_config_entry(TENSORS_FOLDER, folder)  # the message may have it
-    return str(error_of(probe, options, providers)) != str(error_of(plain_probe, plain))
+    return str(find_error(probe, options, providers)) != str(find_error(plain_probe, plain))
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
@@ -164,7 +124,7 @@ def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_
     if _refuses_cpu(options):
         return False
     try:
-        session = probe_session(probe, options)
+        session = create_probe_session(probe, options)
         values = session.run_with_ort_values([output.name for output in session.get_outputs()], {})
         is_empty = all(value.shape() == [0] for value in values)
         return is_empty and not has_files_in_memory(options, probe_of_a_file, probe_of_a_file)

@@ -12,7 +12,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.rewriting import casts
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.prepared import is_optimised
+from quark_numba.session.plan import is_optimised
 
 pytestmark = pytest.mark.compiled
 

@@ -15,7 +15,7 @@ from quark_numba import ModelError, optimize
 from quark_numba.cli import inventory
 from quark_numba.rewriting.channels_last import REWRITTEN
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.prepared import is_optimised
+from quark_numba.session.plan import is_optimised
 
 pytestmark = pytest.mark.compiled
 

@@ -16,7 +16,8 @@ from quark_numba.ort import DISABLE_QUANT_QDQ, entry
 from quark_numba.rewriting import integer_operators
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.prepared import prepared
+from quark_numba.session.build import get_or_build
+from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
@@ -458,7 +459,7 @@ def test_sessions_without_integer_operators(level, disabled):
     options = session_options(level)
     if disabled:
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    with prepared(Source(layers(["MatMul"])), options, is_native=True) as made:
+    with get_or_build(SessionRequest(None, options), Source(layers(["MatMul"]))) as made:
         has_integers = not disabled and level in ("ENABLE_EXTENDED", "ENABLE_ALL")
         assert ("QLinearMatMul" in operators(onnx.load_from_string(made.source))) is has_integers
 

@@ -14,7 +14,8 @@ from quark_numba import optimize
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, entry
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.prepared import prepared
+from quark_numba.session.build import get_or_build
+from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
@@ -101,7 +102,8 @@ def test_other_execution_providers(rounded_relu):
     """They may have integer operators of their own, so that all nodes stay."""
     for others in (["OpenVINOExecutionProvider"], []):
         providers = [*others, "CPUExecutionProvider"]
-        with prepared(Source(rounded_relu), onnxruntime.SessionOptions(), providers, is_native=True) as made:
+        request = SessionRequest(None, onnxruntime.SessionOptions(), providers)
+        with get_or_build(request, Source(rounded_relu)) as made:
             assert any("Linear" in operator for operator, _ in made.left) is bool(others)
 
 

@@ -19,6 +19,7 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba import optimize
 from quark_numba.session import blocked_layout
+from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
@@ -38,14 +39,19 @@ def options():
     return result
 
 
+def laid_out_for(source, given=None, *providers, **ort_arguments):
+    request = SessionRequest(None, given or options(), *providers, ort_arguments=ort_arguments)
+    return blocked_layout.lay_out(source, request)
+
+
 def laid_out(source, **how):
     """Return the optimised model in the blocked layout, None if no region keeps the layout."""
-    return blocked_layout.blocked(optimize(source, **how), options()).model
+    return laid_out_for(optimize(source, **how)).model
 
 
 def left(source):
     """Return the number of regions that are not in the layout, by the reason."""
-    return dict(blocked_layout.blocked(optimize(source), options()).left)
+    return dict(laid_out_for(optimize(source)).left)
 
 
 def has_blocks():
@@ -288,7 +294,7 @@ def test_when_it_is_left_alone(tmp_path):
         given = options()
         for name, value in change.items():
             setattr(given, name, value)
-        model, kept, reasons = blocked_layout.blocked(source, given)
+        model, kept, reasons = laid_out_for(source, given)
         ((reason, count),) = reasons.items()
         assert (model, kept, count) == (None, 0, 4)
         assert next(iter(change)) in reason
@@ -296,12 +302,12 @@ def test_when_it_is_left_alone(tmp_path):
         ((["Other", "CPUExecutionProvider"],), {}, "the session has other execution providers than CPUExecutionProvider"),
         ((), {"disabled_optimizers": ["NchwcTransformer"]}, "NchwcTransformer is disabled"),
     ):
-        assert blocked_layout.blocked(source, options(), *arguments, **named).left == {reason: 4}
+        assert laid_out_for(source, None, *arguments, **named).left == {reason: 4}
     given = options()
     given.add_session_config_entry("optimization.disable_specified_optimizers", "A;NchwcTransformer")
-    assert blocked_layout.blocked(source, given).left == {"NchwcTransformer is disabled": 4}
-    assert blocked_layout.blocked(source, options(), [("CPUExecutionProvider", {})]).kept == 4
-    assert blocked_layout.blocked(onnx.ModelProto(), options()) == (None, 0, {})
+    assert laid_out_for(source, given).left == {"NchwcTransformer is disabled": 4}
+    assert laid_out_for(source, None, [("CPUExecutionProvider", {})]).kept == 4
+    assert laid_out_for(onnx.ModelProto()) == (None, 0, {})
     source.graph.input[0].name = "another"
-    (reason,) = blocked_layout.blocked(source, options()).left
+    (reason,) = laid_out_for(source).left
     assert reason.startswith("ONNX Runtime did not write the optimised model: ")

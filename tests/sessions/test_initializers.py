@@ -226,7 +226,7 @@ def test_kept_models_and_files_in_memory(tmp_path):
             assert result_of(path, options_with_files(values=given), cache=cache) == expected_of(w=given)
         assert result_of(path, session_options(), cache=cache) == expected_of()
     model = onnx.load(path, load_external_data=False)
-    probes = initializers.probe_of_all(model), initializers.probe_of_a_file()
+    probes = initializers.make_probe(model), initializers.make_probe_of_a_file()
     assert options_of_sessions.replace_nothing(session_options(), *probes)
     assert not options_of_sessions.replace_nothing(options_with_files(values=given), *probes)
 
@@ -318,15 +318,15 @@ def test_types_that_numpy_lacks_are_found(number, dtype):
     whole = model(["y = Identity (x)"], ["x"], ["y"], initializers=[tensor], domains=[])
     options = session_options()
     add_initializer(options, "w", np.ones(2, dtype), number)
-    assert initializers.replacements(whole, options).names == {"w"}
-    assert initializers.replacements(whole, session_options()) == initializers.NOTHING_REPLACED
+    assert initializers.find_replacements(whole, options).names == {"w"}
+    assert initializers.find_replacements(whole, session_options()) == options_of_sessions.NOTHING_REPLACED
 
 
 def test_options_without_the_cpu_provider():
     """ONNX Runtime refuses the CPU provider alone with this entry. The probes have the providers of the session."""
     options = session_options(disable_cpu_ep_fallback="1")
     add_initializer(options, "b", arrays(seed=3)["b"])
-    assert initializers.replacements(small(""), options, []).names == {"b"}
+    assert initializers.find_replacements(small(""), options, []).names == {"b"}
 
 
 @pytest.mark.parametrize("names", ["", "w"])
@@ -344,14 +344,14 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     """Another session may begin one while the options are probed, which leaves no profile and does not change them."""
     options = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    probe, others = initializers.probe_session, []
+    probe, others = initializers.create_probe_session, []
 
     def while_another_begins(*arguments):
         others.append(tmp_path / f"profile of another {len(others)}")
         others[-1].touch()
         return probe(*arguments)
 
-    monkeypatch.setattr(initializers, "probe_session", while_another_begins)
+    monkeypatch.setattr(initializers, "create_probe_session", while_another_begins)
     session = quark_numba.InferenceSession(small(["w"]), options)
     session.end_profiling()
     assert others

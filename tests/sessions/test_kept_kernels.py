@@ -1,6 +1,5 @@
 """Sessions of kept models in processes that load neither Numba nor onnx."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from paths import MODELS
 
 import quark_numba
-from quark_numba.session import kept
+from quark_numba.session.model_cache import ModelCache
 
 pytestmark = pytest.mark.compiled
 
@@ -93,8 +92,8 @@ def check(kept_model, is_fast, *named):
 
 
 def kernels_of(folder):
-    (entry,) = (each for each, _, _ in kept.entries(folder))
-    return entry / json.loads((entry / "kept.json").read_text())["kernels"]
+    (entry,) = (each for each, _, _ in ModelCache(folder).entries())
+    return entry / "kernels"
 
 
 @pytest.mark.parametrize("named", [[], pytest.param(["again"], marks=pytest.mark.slow)], ids=str)
@@ -181,22 +180,11 @@ def test_another_model_has_other_kernels(copy, tmp_path):
     shutil.copy(MODELS / "textline_cls_fp16.onnx", other)
     time.sleep(2.1)
     start(other, folder)
-    assert len(kept.entries(folder)) == 2
+    assert len(ModelCache(folder).entries()) == 2
     slow, outputs = start(other, folder)
     assert slow == "none"
     assert not same(outputs, expected)
     assert same(outputs, start(other, tmp_path / "empty")[1])
-
-
-@pytest.mark.slow
-def test_two_processes_at_once(made, tmp_path):
-    model, _, expected = made
-    command = [sys.executable, "-c", PROGRAM, str(model), str(tmp_path / "cache")]
-    processes = [subprocess.Popen([*command, str(tmp_path / f"{each}.npz")], stdout=subprocess.PIPE) for each in range(2)]
-    assert [process.wait() for process in processes] == [0, 0]
-    for process in processes:
-        process.stdout.close()
-    check((model, tmp_path / "cache", expected), True)
 
 
 def test_nothing_is_kept_that_is_not_asked_for(made):

@@ -24,9 +24,10 @@ import quark_numba
 from quark_numba import ModelError, catalog, cli
 from quark_numba.compiling import sources, user_folder
 from quark_numba.errors import EnvironmentVariableError
-from quark_numba.models import file_states, model_files, tensors
+from quark_numba.models import file_states, model_files
 from quark_numba.rewriting import fusions
-from quark_numba.session import initializers, kept, kept_names, prepared
+from quark_numba.session import build, cache_keys, initializers, model_cache
+from quark_numba.session.model_cache import ModelCache
 
 pytestmark = pytest.mark.compiled
 
@@ -47,41 +48,41 @@ def folder(path):
 
 
 @pytest.fixture
-def prepares(monkeypatch):
-    """The models that were prepared, and not found in the cache."""
+def builds(monkeypatch):
+    """The models that were built, and not found in the cache."""
     made = []
-    optimized = prepared.optimized
+    optimized = build.optimize.optimized
 
     def counted(*arguments, **named):
         made.append(arguments)
         return optimized(*arguments, **named)
 
-    monkeypatch.setattr(prepared, "optimized", counted)
+    monkeypatch.setattr(build.optimize, "optimized", counted)
     return made
 
 
 @pytest.mark.by_default(1)
-def test_the_command_and_sessions_share_models(path, folder, prepares):
+def test_the_command_and_sessions_share_models(path, folder, builds):
     assert cli.main(["run", str(path), "--optimize", "--runs", "1", "--cache", str(folder)]) == 0
     assert kept_result(path) == EXPECTED
-    assert len(prepares) == 1
+    assert len(builds) == 1
 
 
 @pytest.mark.by_default(1)
-def test_a_model_is_prepared_once(path, folder, prepares):
+def test_a_model_is_built_once(path, folder, builds):
     for _ in range(3):
         session = quark_numba.InferenceSession(path, cache=folder)
         assert result(session) == EXPECTED
         session.set_providers(["CPUExecutionProvider"])
         assert result(session) == EXPECTED
-    assert len(prepares) == 1
+    assert len(builds) == 1
     assert {each.name for each in folder.iterdir()} - {entry_of(folder).name} == {
         each.name for each in folder.glob("*.digests")
     }
 
 
 @pytest.mark.by_default(1)
-def test_each_model_and_each_option_has_its_own(path, folder, prepares):
+def test_each_model_and_each_option_has_its_own(path, folder, builds):
     quark_numba.InferenceSession(path, cache=folder)
     quark_numba.InferenceSession(path, cache=folder, keep_quantized_weights=True)
     quark_numba.InferenceSession(path, cache=folder, blocked_layout=False)
@@ -92,39 +93,39 @@ def test_each_model_and_each_option_has_its_own(path, folder, prepares):
     value = onnxruntime.OrtValue.ortvalue_from_numpy(np.array(2, np.float32))
     options.add_initializer("s", value)  # which does not keep it
     assert result(quark_numba.InferenceSession(path, options, cache=folder)) == [0, 0, 2, 4, 4, 4, 6]
-    assert len(prepares) == 5
+    assert len(builds) == 5
     shutil.copytree(path.parent, path.parent / "copy", ignore=lambda folder, names: ["cache", "copy"])
     assert result(quark_numba.InferenceSession(path.parent / "copy" / "m.onnx", cache=folder)) == EXPECTED
-    assert len(prepares) == 5  # the content counts, and not the path
+    assert len(builds) == 5  # the content counts, and not the path
 
 
 @pytest.mark.parametrize("changed", ["m.onnx", "weights"])
-def test_a_model_that_was_changed_is_prepared_again(path, folder, prepares, changed):
+def test_a_model_that_was_changed_is_built_again(path, folder, builds, changed):
     quark_numba.InferenceSession(path, cache=folder)
     times = os.stat(path.with_name(changed))
     write(path, 2)
     os.utime(path.with_name(changed), ns=(times.st_atime_ns, times.st_mtime_ns))  # the inode's own time shows the change
     assert kept_result(path) == [0, 2, 4, 6, 8, 10, 12]
-    assert len(prepares) == 2
+    assert len(builds) == 2
 
 
 def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
     """It is not kept under the digest of the new file."""
-    replacements = initializers.replacements
+    find_replacements = initializers.find_replacements
 
     def replacing(*arguments):
         write(path, 2)
-        return replacements(*arguments)
+        return find_replacements(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(initializers, "replacements", replacing)
+        patch.setattr(initializers, "find_replacements", replacing)
         with pytest.raises(ModelError, match="was changed while it was read"):
-            quark_numba.InferenceSession(path, cache=folder)
+            quark_numba.InferenceSession(path, onnxruntime.SessionOptions(), cache=folder)
     assert kept_result(path) == [0, 2, 4, 6, 8, 10, 12]
 
 
 def test_the_key_has_the_sources_of_the_kernels():
-    kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
+    kernels = {path.read_bytes() for path in Path(build.__file__).parents[1].rglob("arithmetic.py")}
     read = []
     content = sources.content
 
@@ -153,49 +154,47 @@ DAMAGES = {
     "no manifest": lambda entry: os.remove(entry / "kept.json"),
     "half a manifest": lambda entry: os.truncate(entry / "kept.json", 20),
     "another manifest": lambda entry: (entry / "kept.json").write_text("[]"),
-    "no lock": lambda entry: os.remove(entry / "lock"),
-    "neither": lambda entry: [os.remove(entry / name) for name in ("lock", "kept.json")],
 }
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.covering
 @pytest.mark.by_default(3)
-def test_a_damaged_entry_is_made_again(path, folder, prepares, damage):
+def test_a_damaged_entry_is_made_again(path, folder, builds, damage):
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     DAMAGES[damage](entry)
     for _ in range(2):
         assert kept_result(path) == EXPECTED
-    assert len(prepares) == 2
+    assert len(builds) == 2
     assert entry_of(folder) == entry
 
 
 @pytest.mark.by_default(1)
-def test_a_copied_folder_is_checked_and_used(path, folder, prepares):
+def test_a_copied_folder_is_checked_and_used(path, folder, builds):
     quark_numba.InferenceSession(path, cache=folder)
     shutil.copytree(folder, path.parent / "copy")
     quark_numba.InferenceSession(path, cache=path.parent / "copy")
-    assert len(prepares) == 1
+    assert len(builds) == 1
     manifest = json.loads((entry_of(path.parent / "copy") / "kept.json").read_text())
     assert manifest["files"]["model.onnx"][0] == file_states.state_of(entry_of(path.parent / "copy") / "model.onnx")
 
 
 @pytest.mark.by_default(1)
 def test_the_models_used_least_recently_go_first(path, folder, monkeypatch):
-    monkeypatch.setattr(kept_names, "_RACY_NS", 10**12)  # keep no digests, and so no kernels: all entries have one size
+    monkeypatch.setattr(cache_keys, "_RACY_NS", 10**12)  # keep no digests, and so no kernels: all entries have one size
     for number, name in enumerate(("a", "b", "c")):
         (path.parent / name).mkdir()
         write(path.parent / name / "m.onnx", number + 1)
         quark_numba.InferenceSession(path.parent / name / "m.onnx", cache=folder)
         time.sleep(0.02)
     quark_numba.InferenceSession(path.parent / "a" / "m.onnx", cache=folder)
-    size = max(size for _, size, _ in kept.entries(folder))
-    oldest = kept.entries(folder)[0][0]
+    size = max(size for _, size, _ in ModelCache(folder).entries())
+    oldest = ModelCache(folder).entries()[0][0]
     monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", str(2.9 * size / 1e9))
     write(path, 9)
     quark_numba.InferenceSession(path, cache=folder)
-    names = {json.loads((entry / "kept.json").read_text())["facts"]["original"] for entry, _, _ in kept.entries(folder)}
+    names = {json.loads((entry / "kept.json").read_text())["facts"]["original"] for entry, _, _ in ModelCache(folder).entries()}
     assert names == {str(path.parent / "a" / "m.onnx"), str(path)}
     assert not oldest.exists()
     write(path, 10)
@@ -207,9 +206,9 @@ def test_the_models_used_least_recently_go_first(path, folder, monkeypatch):
             quark_numba.InferenceSession(path, cache=folder)
     monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "inf")
     quark_numba.InferenceSession(path, cache=folder)
-    for entry, _, _ in kept.entries(folder):  # what a removal that was killed leaves
+    for entry, _, _ in ModelCache(folder).entries():  # what a removal that was killed leaves
         (entry / "kept.json").unlink()
-    kept.clear(folder)
+    ModelCache(folder).clear()
     assert not list(folder.iterdir())
 
 
@@ -237,26 +236,16 @@ def without_room(patch, folder):
     patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
 
 
-def without_room_for_tensors(patch, folder):
-    patch.setattr(tensors, "write_to", failing(tensors.write_to, lambda _, file: in_cache(file.name), FULL))
-    patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
-
-
 UNWRITABLE = {
     "a file in its place": lambda patch, folder: folder.touch(),
-    "a file in the place of its parent": lambda patch, folder: (folder.parent.rmdir(), folder.parent.touch()),
     "read-only": lambda patch, folder: patch.setattr(os, "mkdir", failing(os.mkdir, in_cache, "Read-only file system")),
     "no room": without_room,
-    "no room for tensors": without_room_for_tensors,
-    "no room for the manifest": lambda patch, folder: patch.setattr(
-        Path, "write_text", failing(Path.write_text, in_cache, FULL)
-    ),
     "no new name": lambda patch, folder: patch.setattr(os, "rename", failing(os.rename, in_cache, FULL)),
 }
 
 
 @pytest.mark.parametrize("cause", list(UNWRITABLE))
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(4)
 def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
     """The session runs all the same, and the folder is named."""
     folder = path.parent / "parent" / "cache"
@@ -268,7 +257,7 @@ def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert warning.startswith(f"{folder}: a model cannot be kept: ")
     del session
-    assert not kept.entries(folder)
+    assert not ModelCache(folder).entries()
     assert not [*path.parent.rglob("quark_numba_*")]
 
 
@@ -279,7 +268,7 @@ def begun_and_refused(_, options, *__):
 
 
 @pytest.mark.parametrize("cause", ["no folder", "no room"])
-def test_no_place_for_temporary_files(tmp_path, prepares, cause, monkeypatch, caplog):
+def test_no_place_for_temporary_files(tmp_path, builds, cause, monkeypatch, caplog):
     """ONNX Runtime cannot give the answers without which regions are smaller. The model is prepared once, and not kept."""
     folder, place = tmp_path / "cache", tmp_path / "temporary"
     nodes = "v = Relu (x)", "q = QuantizeLinear (v, s)", "y = DequantizeLinear (q, s)"
@@ -294,33 +283,10 @@ def test_no_place_for_temporary_files(tmp_path, prepares, cause, monkeypatch, ca
         quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert warning.startswith(f"{folder}: a model cannot be kept: a temporary file cannot be written: {place}: ")
-    assert len(prepares) == 1
-    assert not kept.entries(folder)
+    assert len(builds) == 1
+    assert not ModelCache(folder).entries()
     quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
     assert entry_of(folder)
-
-
-LIMITED = """
-import resource, signal, sys
-import numpy as np
-import quark_numba
-quark_numba.InferenceSession(sys.argv[1])  # compiles
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-session = quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2])
-print(session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist())
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="Windows has no limit of the size of files")
-@pytest.mark.slow
-def test_a_file_that_the_system_refuses(tmp_path):
-    write(tmp_path / "m.onnx", 1)
-    command = [sys.executable, "-c", LIMITED, tmp_path / "m.onnx", tmp_path / "cache"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n", done.stderr
-    assert f"{tmp_path / 'cache'}: a model cannot be kept: File too large" in done.stderr
-    assert not kept.entries(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -346,7 +312,7 @@ def without_home():
 UNUSABLE = {
     "another user's": lambda patch, place: patch.setattr(os, "geteuid", lambda: 12345),
     "a file": lambda patch, place: (place.rmdir(), place.touch()),
-    "no home": lambda patch, place: patch.setattr(kept, "own_folder", without_home),
+    "no home": lambda patch, place: patch.setattr(model_cache, "own_folder", without_home),
 }
 
 
@@ -405,9 +371,9 @@ FOREIGN = (
 def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     """Names like those of kept models, or even the same, are not enough."""
     folder, theirs = tmp_path / "cache", tmp_path / "theirs"
-    monkeypatch.setattr(kept_names, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
+    monkeypatch.setattr(cache_keys, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
     quark_numba.InferenceSession(path, cache=folder)
-    own, *_ = (each for each, _, _ in kept.entries(folder))
+    own, *_ = (each for each, _, _ in ModelCache(folder).entries())
     record, *_ = folder.glob("*.digests")
     for name in FOREIGN:
         (theirs / name).parent.mkdir(parents=True, exist_ok=True)
@@ -441,60 +407,37 @@ def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplo
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
 def test_a_folder_that_is_removed_while_a_session_is_created(path, caplog, monkeypatch):
-    keep = kept.kept
+    get_or_create = ModelCache.get_or_create
 
-    def kept_and_removed(files, entry, make):
-        made = keep(files, entry, make)
-        shutil.rmtree(entry)
-        return made
+    def got_and_removed(*arguments):
+        artifact = get_or_create(*arguments)
+        shutil.rmtree(Path(artifact.path).parent)
+        return artifact
 
-    monkeypatch.setattr(kept, "kept", kept_and_removed)
+    monkeypatch.setattr(ModelCache, "get_or_create", got_and_removed)
     assert result(quark_numba.InferenceSession(path, cache=path.parent / "cache")) == EXPECTED
     assert "a model cannot be kept: it was removed while a session was created" in caplog.text
 
 
 @pytest.mark.by_default(1)
-def test_a_model_from_the_future(path, folder):
-    """Its digest is kept, as are those of others. It is not if the model may change again without a change of its times."""
-    os.utime(path, (2**32, 2**32))
-    quark_numba.InferenceSession(path, cache=folder)
-    assert not [*folder.glob("*.digests")]  # the time of its last change of state is now
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_names, "_RACY_NS", 0)
-        quark_numba.InferenceSession(path, cache=folder)
-    assert [*folder.glob("*.digests")]
-
-
-@pytest.mark.by_default(1)
 def test_what_a_killed_removal_leaves(path, folder, monkeypatch):
-    """The next session or removal removes it, since the mark goes last."""
+    """It is no entry, and the next process that writes to the folder removes it."""
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
-    unlink = os.unlink
-    for count in range(len(list(entry.iterdir()))):
-        left = iter(range(count))
-
-        def killed(path, *, left=left, **named):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            unlink(path, **named)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", killed)
-            with pytest.raises(KeyboardInterrupt):
-                kept.remove(entry)
-        assert kept_result(path) == EXPECTED
-        assert entry_of(folder) == entry
-    kept.remove(entry)
-    entry.mkdir()  # as if the process had been killed after the mark
-    kept.clear(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if the process had been killed before
+        ModelCache(folder).remove(entry)
+    assert [each.name for each in folder.rglob(entry.name)] == [entry.name]
+    assert not ModelCache(folder).entries()
+    assert kept_result(path) == EXPECTED
+    ModelCache(folder).clear()
     assert not list(folder.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Specified 'providers'")
 @pytest.mark.skipif(not hasattr(onnxruntime.SessionOptions, "add_provider"), reason="ONNX Runtime 1.22 or later")
-def test_providers_of_the_options_count(tmp_path, prepares):
+def test_providers_of_the_options_count(tmp_path, builds):
     """A session with other providers than the CPU's has no blocked layout, also if the options name them."""
     others = [each for each in onnxruntime.get_available_providers() if each != "CPUExecutionProvider"]
     if not others:
@@ -505,27 +448,27 @@ def test_providers_of_the_options_count(tmp_path, prepares):
         for each in of_options:
             options.add_provider(each, {})
         quark_numba.InferenceSession(MODELS / "textline_cls_bf16.onnx", options, of_session, cache=tmp_path)
-        facts = [json.loads((entry / "kept.json").read_text())["facts"] for entry, _, _ in kept.entries(tmp_path)]
+        facts = [json.loads((entry / "kept.json").read_text())["facts"] for entry, _, _ in ModelCache(tmp_path).entries()]
         return sorted(each["regions_in_blocked_layout"] > 0 for each in facts)
 
     assert in_blocks([], None) == [True]
     assert in_blocks([], ["CPUExecutionProvider"]) == [True]
     assert in_blocks(others[:1], None) == [False, True]
     assert in_blocks([], [others[0], "CPUExecutionProvider"]) == [False, True]
-    assert len(prepares) == 2
+    assert len(builds) == 2
 
 
 def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
     """What is rewritten depends on them. So does it on the build of ONNX Runtime, of which there are several of a version."""
     write(tmp_path / "m.onnx", 1)
-    keys = [kept_names.key(tmp_path, [tmp_path / "m.onnx"], {})]
+    keys = [cache_keys.name_entry(tmp_path, [tmp_path / "m.onnx"], {})]
     versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}
     monkeypatch.setattr(catalog.OPERATORS, "_versions", versions)
     newest = catalog.OPERATORS.newest("com.amd.quark")[0]
     catalog.OPERATORS.add(dataclasses.replace(newest, since_version=newest.since_version + 1))
-    keys.append(kept_names.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    keys.append(cache_keys.name_entry(tmp_path, [tmp_path / "m.onnx"], {}))
     monkeypatch.setattr(onnxruntime, "get_build_info", lambda: "another build")
-    keys.append(kept_names.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    keys.append(cache_keys.name_entry(tmp_path, [tmp_path / "m.onnx"], {}))
     assert len({*keys}) == 3
 
 
@@ -550,45 +493,6 @@ def test_a_set_of_optimizers(tmp_path):
 def test_a_model_without_a_path(path):
     with pytest.raises(ValueError, match="cache is set, but the model has no path"):
         quark_numba.InferenceSession(onnx.load(path), cache=True)
-
-
-LOADS = """
-import sys
-import numpy as np
-from quark_numba.models import model_files
-import quark_numba
-model_files.MOST_IN_MEMORY = 10
-for _ in range(5):
-    session = quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2])
-    y = session.run(None, {"x": np.zeros(4000, np.float32)})[0]
-    assert y[:7].tolist() == [0, 1, 2, 3, 4, 5, 6], y
-"""
-
-
-@pytest.mark.slow
-def test_processes_at_once(tmp_path):
-    """Several processes make, use, damage and remove entries of one folder, and some are killed."""
-    write(tmp_path / "m.onnx", 1)
-    folder = tmp_path / "cache"
-    command = [sys.executable, "-c", LOADS, tmp_path / "m.onnx", folder]
-    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
-    killed = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
-    end = time.monotonic() + 60
-    while any(each.poll() is None for each in started) and time.monotonic() < end:
-        for entry, _, _ in kept.entries(folder):
-            kept.remove(entry)
-        if time.monotonic() > end - 58.5:
-            for each in killed:
-                each.kill()
-        time.sleep(0.01)
-    for each in started:
-        _, errors = each.communicate()
-        assert each.returncode == 0, errors.decode()
-    for each in killed:
-        each.kill()
-        each.wait()
-    quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
-    assert not list(folder.glob("quark_numba_*"))
 
 
 @pytest.mark.slow

@@ -660,7 +660,7 @@ REPEATS = """
 import itertools, sys
 from pathlib import Path
 from quark_numba.models import model_files
-from quark_numba.session import kept
+from quark_numba.session.model_cache import ModelCache
 import quark_numba
 model_files.MOST_IN_MEMORY = 0
 folder = sys.argv[1]
@@ -669,7 +669,7 @@ for number in itertools.count():
     quark_numba.optimize(folder + "/m.onnx", folder + "/out/m.onnx")
     quark_numba.InferenceSession(folder + "/m.onnx", temporary_folder=folder + "/out")
     quark_numba.InferenceSession(folder + "/m.onnx", cache=folder + "/cache")
-    kept.clear(Path(folder, "cache"))
+    ModelCache(Path(folder, "cache")).clear()
 """
 
 

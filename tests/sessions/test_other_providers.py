@@ -15,8 +15,8 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.ort import native
-from quark_numba.session import kept
-from quark_numba.session.options import operators_of
+from quark_numba.session.model_cache import ModelCache
+from quark_numba.session.request import SessionRequest
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("other_provider")]
 
@@ -90,9 +90,10 @@ def test_what_is_written(nodes, named, expected, written):
 def test_what_auto_means(names, expected):
     """OpenVINO's provider computes standard operators in its own arithmetic."""
     options, names = onnxruntime.SessionOptions(), [f"{name}ExecutionProvider" for name in names]
-    assert operators_of("auto", options, names) == expected
-    assert operators_of("auto", options, [(name, {}) for name in names]) == expected
-    assert [operators_of(each, options, names) for each in ("custom", "standard")] == ["custom", "standard"]
+    assert SessionRequest(None, options, names).written_operators == expected
+    assert SessionRequest(None, options, [(name, {}) for name in names]).written_operators == expected
+    for each in ("custom", "standard"):
+        assert SessionRequest(None, options, names, operators=each).written_operators == each
 
 
 def onnxs_own(nodes):
@@ -152,7 +153,7 @@ def test_kept_models(tmp_path, written):
     for providers, named, entries in [(OTHERS, {}, 1), (CPU, {}, 2), (OTHERS, {}, 2), (OTHERS, {"operators": "custom"}, 3)]:
         made, found = written(path, providers, cache=tmp_path / "kept", **named)
         assert is_standard(found) is (providers == OTHERS and not named)
-        assert len([*kept.entries(tmp_path / "kept")]) == entries
+        assert len([*ModelCache(tmp_path / "kept").entries()]) == entries
         made.set_providers(CPU)
         assert bits(made) == bits(session(path, level="DISABLE_ALL"))
 

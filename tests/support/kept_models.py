@@ -8,7 +8,7 @@ import onnx
 from text_graphs import text_model
 
 import quark_numba
-from quark_numba.session import kept
+from quark_numba.session.model_cache import ModelCache
 
 EXPECTED = [0, 1, 2, 3, 4, 5, 6]  # of a model with the factor 1
 
@@ -34,5 +34,5 @@ def kept_result(path):
 
 
 def entry_of(folder):
-    (entry,) = (each for each, _, _ in kept.entries(folder))
+    (entry,) = (each for each, _, _ in ModelCache(folder).entries())
     return entry

@@ -1,4 +1,5 @@
-"""The names of kept models: digests of everything that a prepared model depends on. This module does without onnx and Numba."""
+"""The names of the entries of a cache of models: digests of everything that a model for a session depends on. This module does
+without onnx and Numba."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ _RACY_NS = 2 * 10**9
 _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
-def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
+def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Mapping[str, Any]) -> str:
+    """Return the name of the entry for a model with these files, the model's own first, and these facts. The digests of files
     are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
     with IMPORTS:
         import llvmlite.binding
@@ -48,32 +49,32 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
     model, *others = map(os.path.abspath, paths)
     parts = {
-        "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
-        "options": options,
-        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS)],
+        "files": [_find_digest(folder, model, others), *(_find_digest(folder, path, []) for path in others)],
+        "options": facts,
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_find_version, _DISTRIBUTIONS)],
         "package": digest_of_package() or __version__,
-        "operators": _added_operators(),
+        "operators": _list_added_operators(),
         "processor": [platform.machine(), *host],
     }
-    return _name(json.dumps(parts, sort_keys=True))
+    return _make_name(json.dumps(parts, sort_keys=True))
 
 
-def _name(text: str) -> str:
+def _make_name(text: str) -> str:
     return PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
 
 
-def _added_operators() -> list[tuple[str, int]]:
+def _list_added_operators() -> list[tuple[str, int]]:
     """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
-def _version(name: str) -> str:
+def _find_version(name: str) -> str:
     """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
     slower way, and is asked if there is no such folder."""
     pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
     for place in sys.path:
-        for entry in _names_in(place or "."):
+        for entry in _list_names(place or "."):
             if match := pattern.fullmatch(entry):
                 return match[1]
     with IMPORTS:
@@ -86,24 +87,24 @@ def _version(name: str) -> str:
 
 
 @functools.cache
-def _names_in(folder: str) -> list[str]:
+def _list_names(folder: str) -> list[str]:
     with suppress(OSError):
         return [name for name in os.listdir(folder) if name.endswith(".dist-info")]
     return []
 
 
-def files_of(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
+def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
     """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
     there is no digest."""
     model = os.path.abspath(path)
-    known = _known(folder / (_name(model) + _DIGESTS))
+    known = _read_record(folder / (_make_name(model) + _DIGESTS))
     return [model, *known["files"]] if known.get("state") == state_of(model) else None
 
 
-def _digest(folder: Path, path: str, others: list[str]) -> str:
+def _find_digest(folder: Path, path: str, others: list[str]) -> str:
     """Return the digest of a file. `others` are the files with the tensors of a model, which are kept with its digest."""
-    record = folder / (_name(path) + _DIGESTS)
-    known = _known(record)
+    record = folder / (_make_name(path) + _DIGESTS)
+    known = _read_record(record)
     if known.get("state") == state_of(path) and known.get("files") == others:
         return str(known["sha256"])
     now, before = time.time_ns(), state_of(path)
@@ -121,16 +122,16 @@ def _digest(folder: Path, path: str, others: list[str]) -> str:
     return digest
 
 
-def _known(record: Path) -> dict[str, Any]:
+def _read_record(record: Path) -> dict[str, Any]:
     """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         with open(record, "rb", opener=without_links) as file:
             content = json.loads(file.read())
-        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
+        if record.name == _make_name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
             return dict(content)
     return {}
 
 
-def digests(folder: Path) -> Iterator[Path]:
+def list_digests(folder: Path) -> Iterator[Path]:
     """Yield the files with digests."""
-    return filter(_known, folder.glob(f"{PREFIX}*{_DIGESTS}"))
+    return filter(_read_record, folder.glob(f"{PREFIX}*{_DIGESTS}"))

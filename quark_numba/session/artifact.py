@@ -1,0 +1,63 @@
+"""What ONNX Runtime makes a session of. This module does without onnx and Numba."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+from ..models.file_states import State, state_of
+
+
+class Artifact:
+    """A model as ONNX Runtime takes it.
+
+    `source` is the bytes of the model, or the path of a file of this package; None: the caller's own model, which has nothing
+    to rewrite. The file exists until the artifact, a context manager, is closed. `blocked_regions` is the number of its regions
+    in the blocked layout; `left` are the numbers of nodes that stay as they are, by operator and reason.
+
+    `why_not_kept` is why it must not be kept, "" if it may be; `state` is that of the file of a kept model. `probes` tell
+    whether options replace initializers of the model; empty: it is not kept. `refusal` is why the model cannot run if ONNX
+    Runtime refuses it; "": no reason is known."""
+
+    def __init__(
+        self,
+        source: bytes | str | None,
+        blocked_regions: int = 0,
+        left: Counter[tuple[str, str]] | None = None,
+        *,
+        state: State | None = None,
+    ) -> None:
+        self.source, self.blocked_regions, self.left = source, blocked_regions, left or Counter()
+        self.files = ExitStack()
+        self.state = state
+        self.why_not_kept = ""
+        self.probes: tuple[bytes, ...] = ()
+        self.refusal = ""
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.files.close()
+
+    @property
+    def path(self) -> str | None:
+        """The path of the file of this package; None: there is none."""
+        return self.source if isinstance(self.source, str) else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file of a kept model has been removed."""
+        return self.state is not None and self.path is not None and state_of(self.path) != self.state
+
+    def report(self) -> dict[str, Any]:
+        """Return dicts and lists, as commands print them in JSON."""
+        left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
+        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
+
+    @classmethod
+    def of_report(cls, path: str, report: dict[str, Any], state: State) -> Artifact:
+        """Return the artifact of a kept file. Raise an exception of any kind if the report is none."""
+        left = {(group["operator"], group["why"]): group["nodes"] for group in report["left"]}
+        return cls(path, report["regions_in_blocked_layout"], Counter(left), state=state)

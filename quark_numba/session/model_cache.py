@@ -1,0 +1,267 @@
+"""A cache of models that are ready for sessions, so that later sessions map them at once.
+
+A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder, which is made apart and
+gets its name at once, and loses its name before it is removed. So processes that use a cache at the same time see an entry
+whole or not at all, and whatever is wrong with one, it is removed and made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..compiling.user_folder import OTHERS_WRITE, close_to_others, make_own, own_content, own_folder, warn, without_links
+from ..errors import EnvironmentVariableError, MissingFileError, WriteError, reason_of
+from ..models.file_states import state_of
+from ..models.temporary import remove_left_behind, temporary_folder
+from . import cache_keys
+from .artifact import Artifact
+from .request import SessionRequest
+
+_log = logging.getLogger(__name__)
+
+# An entry's file with its name, the states and digests of the model's files, and the report on the model. Its time is that of
+# the last use.
+_MANIFEST = "kept.json"
+
+# An entry's file that says whose folder it is, and its content. Nothing without it is removed.
+_MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
+
+# The environment variable for the most gigabytes of a folder, and the default.
+_LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
+
+# The bytes of the digest before the content of a file that was added.
+_BYTES_OF_SEAL = 32
+
+
+def users_folder() -> Path:
+    """Return the folder of models in the user's cache. Raise OSError if the user has no place of this user's own."""
+    return make_own(own_folder()) / "models"
+
+
+class ModelCache(NamedTuple):
+    """The models in a folder."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, given: bool | str | os.PathLike[str] | None) -> ModelCache | None:
+        """Return the cache that an argument `cache` means: True is the user's. None: the argument means none, or the user has
+        no such place, or others can write to it, of which a warning tells."""
+        if given is None or given is False:
+            return None
+        if given is not True:
+            return cls(Path(given).absolute())
+        try:
+            return cls(users_folder())
+        except OSError as error:
+            warn(error.filename or "", reason_of(error))
+            return None
+
+    def find(self, request: SessionRequest) -> Path | None:
+        """Return the place of the entry for a request, going by what was kept of the model's files; None: they have changed, or
+        nothing was kept."""
+        files = cache_keys.recall_files(self.folder, request.path) if request.path is not None else None
+        return self._entry(request, files) if files else None
+
+    def _entry(self, request: SessionRequest, files: Sequence[str | os.PathLike[str]]) -> Path:
+        return self.folder / cache_keys.name_entry(self.folder, files, request.facts())
+
+    def get_or_create(
+        self,
+        request: SessionRequest,
+        files: Sequence[str | os.PathLike[str]],
+        build: Callable[[Path | None], Artifact],
+    ) -> Artifact:
+        """Return the model that is kept for a request and the files of its model, the model's own first. If there is none,
+        build and keep it.
+
+        `build` takes the place of its temporary folders, None for the default. A path is in a folder of its own in that place.
+        If a model cannot be kept, a warning names the folder, and the model is returned as it was built."""
+        entry = self._entry(request, files)
+        if kept := self.open_or_discard(entry):
+            return kept
+        limit()  # raises EnvironmentVariableError
+        artifact = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            artifact = build(self.folder)
+            return self._keep(entry, artifact, os.path.abspath(files[0]))
+        except MissingFileError:  # of the model
+            raise
+        except (OSError, WriteError) as error:
+            reason = reason_of(error)
+        if kept := self.open_or_discard(entry):  # another process may have made it meanwhile
+            if artifact:
+                artifact.files.close()
+            return kept
+        if entry.exists() and not _is_own(entry):
+            reason = f"{entry.name} is in the way, and has no file that says that this package made it"
+        _log.warning("%s: a model cannot be kept: %s", self.folder, reason)
+        return artifact or build(None)
+
+    def open_or_discard(self, entry: Path) -> Artifact | None:
+        """Return the model of an entry; None: there is none. An entry that is damaged is removed."""
+        kept = None
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            kept = _open(entry)
+        if kept:
+            remove_left_behind(self.folder)
+        elif os.path.lexists(entry) and self.remove(entry):
+            _log.info("%s: a kept model is damaged, and is made again", entry)
+        return kept
+
+    def add(self, entry: Path, name: str, content: bytes) -> None:
+        """Add a file to an entry, which only this user may change, for `read_added`. Others lose the right to write to the
+        entry. Nothing is added where it would not be read."""
+        if not _is_own(entry):
+            return
+        try:
+            close_to_others(entry)
+            _write(entry / name, _seal(entry, content) + content)
+        except OSError as error:
+            _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
+
+    def read_added(self, entry: Path, name: str) -> bytes | None:
+        """Return a file that was added to an entry; None: there is none, or it is damaged or another entry's, or others than
+        this user and the system's own could have written it or to the entry. It may be code."""
+        with suppress(OSError):
+            seal, content = (whole := own_content(entry, name))[:_BYTES_OF_SEAL], whole[_BYTES_OF_SEAL:]
+            return content if seal == _seal(entry, content) else None
+        return None
+
+    def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
+        """Make an entry of a model, and return the model as it is there. `original` is the path of the caller's model, for
+        people who look into the folder. Raise OSError if the entry cannot be written, or if there is one by now, and WriteError
+        if the model must not be kept."""
+        if artifact.source is None:
+            return artifact
+        if artifact.why_not_kept:
+            raise WriteError(artifact.why_not_kept)
+        if isinstance(artifact.source, bytes):
+            path = Path(artifact.files.enter_context(temporary_folder(self.folder)), "model.onnx")
+            path.write_bytes(artifact.source)
+        else:
+            path = Path(artifact.source)
+        folder = path.parent
+        names = os.listdir(folder)
+        (folder / _MARKER).write_bytes(_MARK)
+        (folder / _MANIFEST).touch()
+        for place in (folder, *folder.iterdir()):
+            with suppress(OSError):  # of a file system without modes
+                place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS_WRITE)
+        states = {name: state_of(folder / name) for name in names}
+        files = {name: [state, _digest(folder / name)] for name, state in states.items()}
+        facts = artifact.report() | {"original": original}
+        manifest = {"name": entry.name, "file": path.name, "files": files, "facts": facts}
+        (folder / _MANIFEST).write_text(json.dumps(manifest))
+        os.rename(folder, entry)
+        artifact.files.close()
+        artifact.source, artifact.state = str(entry / path.name), states[path.name]
+        self._make_room(entry)
+        return artifact
+
+    def entries(self) -> list[tuple[Path, int, float]]:
+        """Return the entries, each with its bytes and the time of its last use, the oldest first."""
+        found = []
+        for entry in filter(_is_own, self.folder.glob(f"{cache_keys.PREFIX}*")):
+            with suppress(OSError):
+                size = sum(file.lstat().st_size for file in entry.iterdir())
+                manifest = entry / _MANIFEST
+                found.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
+        return sorted(found, key=lambda entry: entry[2])
+
+    def _make_room(self, apart_from: Path) -> None:
+        """Remove the entries that were used least recently, until the folder has no more bytes than its limit."""
+        entries = self.entries()
+        total = sum(size for _, size, _ in entries)
+        for entry, size, _ in entries:
+            if total > limit() and entry != apart_from and self.remove(entry):
+                total -= size
+
+    def clear(self) -> None:
+        """Remove all entries that are not in use, and the digests."""
+        for entry, _, _ in self.entries():
+            self.remove(entry)
+        for record in cache_keys.list_digests(self.folder):
+            with suppress(OSError):
+                record.unlink()
+
+    def remove(self, entry: Path) -> bool:
+        """Remove an entry, unless somebody else made the folder. Return whether it is gone. It is moved first, so that nobody
+        can put a link in the place of what is being removed, and what a killed process leaves of it is no entry."""
+        if _is_own(entry):
+            try:
+                with temporary_folder(self.folder) as place:
+                    os.rename(entry, Path(place, entry.name))
+            except OSError:
+                if os.name == "posix":  # a full disk; Windows moves no folder with an open file
+                    import shutil
+
+                    shutil.rmtree(entry, ignore_errors=True)
+        return not os.path.lexists(entry)
+
+
+def limit() -> float:
+    """Return the most bytes of a cache."""
+    with suppress(ValueError):
+        limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
+        if limit >= 0:
+            return limit
+    raise EnvironmentVariableError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
+
+
+def _open(entry: Path) -> Artifact:
+    """Return the model of an entry. Raise an exception of any kind if there is none, if it is damaged, or another entry's. A
+    file whose state is another than the one that was kept has to have the same content."""
+    with open(entry / _MANIFEST, "rb", opener=without_links) as file:
+        manifest = json.loads(file.read())
+    files, model = manifest["files"], manifest["file"]
+    states = {name: state_of(entry / name) for name in files}
+    for name, (state, digest) in files.items():
+        is_same = states[name] == state or (states[name][0] == state[0] and _digest(entry / name) == digest)
+        if not is_same or (entry / name).is_symlink():
+            raise ValueError(f"{name} is damaged")
+    if manifest["name"] != entry.name:
+        raise ValueError(f"it is {manifest['name']}")
+    kept = Artifact.of_report(str(entry / model), manifest["facts"], states[model])
+    with suppress(OSError):
+        if any(states[name] != state for name, (state, _) in files.items()):
+            manifest["files"] = {name: [states[name], digest] for name, (_, digest) in files.items()}
+            _write(entry / _MANIFEST, json.dumps(manifest).encode())
+        os.utime(entry / _MANIFEST)
+    return kept
+
+
+def _is_own(entry: Path) -> bool:
+    """Whether a folder is an entry, whatever its state."""
+    with suppress(OSError):
+        if cache_keys.NAME.fullmatch(entry.name) and not entry.is_symlink():
+            with open(entry / _MARKER, "rb", opener=without_links) as marker:
+                return marker.read(len(_MARK) + 1) == _MARK
+    return False
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb", opener=without_links) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(entry: Path, content: bytes) -> bytes:
+    """Return the digest of a file that is added to an entry, and to no other."""
+    return hashlib.sha256(entry.name.encode() + content).digest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file of an entry, whole or not at all, which only this user may change."""
+    with temporary_folder(path.parents[1]) as place:
+        written = Path(place, path.name)
+        written.write_bytes(content)
+        written.chmod(0o644)
+        written.replace(path)

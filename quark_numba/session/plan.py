@@ -1,0 +1,60 @@
+"""What a model needs before ONNX Runtime makes a session of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime
+
+from ..models import model_files
+from ..models.protos import subgraphs
+from ..ort import DISABLE_QUANT_QDQ, entry
+from ..rewriting.optimize import begins_rewriting
+from .options import NOTHING_REPLACED
+from .request import SessionRequest
+
+
+class Plan(NamedTuple):
+    """`passes` are the arguments of the passes that rewrite the model (``optimized``); None: there is nothing to rewrite.
+    `uses_blocks`: whether its regions are to be in the blocked layout. `compiles_ahead`: whether other processes compile its
+    kernels while it is rewritten. `in_one_file`: whether its tensors have to be in the same file."""
+
+    passes: dict[str, Any] | None
+    uses_blocks: bool
+    compiles_ahead: bool
+    in_one_file: bool
+
+
+def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
+    """Return what a model needs for the sessions of a request."""
+    replaced, is_native, written = request.replaced or NOTHING_REPLACED, request.is_native, request.written_operators
+    is_custom, has_other_providers = written == "custom", bool(request.other_providers)
+    levels = onnxruntime.GraphOptimizationLevel
+    is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
+    passes = {
+        "qdq": "float" if request.takes_all_qdq else request.qdq,
+        "operators": written,
+        "keep_quantized_weights": request.keep_quantized_weights,
+        "regions": is_native,
+        "keep_initializers_as_inputs": request.keep_initializers_as_inputs,
+        "replaced": replaced.names,
+        # Nobody wants integer operators who has turned off ONNX Runtime's own.
+        "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
+        "has_other_providers": has_other_providers,
+    }
+    needs_passes = not is_custom or has_other_providers or read.is_large or not is_optimised(read.proto)
+    return Plan(
+        passes if needs_passes else None,
+        uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
+        compiles_ahead=is_native and is_custom,
+        in_one_file=replaced.from_memory,  # ONNX Runtime would look in memory for the others
+    )
+
+
+def is_optimised(model: onnx.ModelProto) -> bool:
+    """Whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or subgraph
+    that may contain one."""
+    if model.functions or not model.HasField("graph"):
+        return False
+    return not any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

@@ -1,0 +1,129 @@
+"""What a caller asks of a session. This module does without onnx and Numba."""
+
+from __future__ import annotations
+
+import errno
+import os
+import reprlib
+from collections.abc import Mapping, Set
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
+
+import onnxruntime
+
+from ..checks import check_choices, check_flags, check_paths, refuse
+from ..errors import ModelError, reason_of
+from ..ort import STANDARD_OPS, TENSORS_FOLDER, Backend, entry, register
+from ..ort.providers import available, operators_for, others_than_cpus
+from ..rewriting.qdq import Qdq, check
+from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
+
+# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
+Operators = Literal["auto", "custom", "cuda", "standard"]
+CHOICES: tuple[Operators, ...] = get_args(Operators)
+
+# The arguments that ONNX Runtime takes by name alone.
+_OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
+
+
+class SessionRequest(NamedTuple):
+    """The arguments of an ``InferenceSession``, which has their meaning. It cannot be changed; `_replace` returns another one.
+
+    `ort_arguments` are those that ONNX Runtime takes by name alone. Two fields are found out later: `replaced` is what the
+    options put in the place of the model's tensors, None until somebody has asked them; `is_native` is whether the operators
+    are registered natively."""
+
+    model: Any
+    options: onnxruntime.SessionOptions
+    providers: Any = None
+    qdq: Qdq = "auto"
+    operators: Operators = "auto"
+    blocked_layout: bool = True
+    keep_quantized_weights: bool = False
+    keep_initializers_as_inputs: bool = True
+    temporary_folder: str | os.PathLike[str] | None = None
+    cache: bool | str | os.PathLike[str] | None = False
+    ort_arguments: Mapping[str, Any] = MappingProxyType({})
+    replaced: Replacements | None = None
+    is_native: bool = True
+
+    def check(self) -> None:
+        """Raise ValueError, TypeError or ModelError for a choice, a flag, a folder or options that are none, and TypeError for
+        an argument that ONNX Runtime would ignore. What the model is shows when it is read."""
+        check(self.qdq)
+        check_choices(CHOICES, operators=self.operators)
+        if unknown := ", ".join(sorted({*self.ort_arguments} - _OF_ONNX_RUNTIME)):
+            raise TypeError(f"InferenceSession has no argument {unknown}")
+        check_flags(
+            blocked_layout=self.blocked_layout,
+            keep_quantized_weights=self.keep_quantized_weights,
+            keep_initializers_as_inputs=self.keep_initializers_as_inputs,
+        )
+        check_paths(temporary_folder=self.temporary_folder)
+        check_cache(self.cache)
+        if not isinstance(self.options, onnxruntime.SessionOptions):
+            refuse("sess_options", self.options, "onnxruntime.SessionOptions")
+
+    @property
+    def path(self) -> str | None:
+        """The path of the model; None: it is in memory."""
+        return os.fspath(self.model) if isinstance(self.model, (str, os.PathLike)) else None
+
+    @property
+    def other_providers(self) -> list[str]:
+        """The names of the execution providers beside the CPU's. Options that choose some do not tell which: it may be any of
+        this build, or another library's."""
+        names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
+        chosen = ["one that the options choose", *others_than_cpus(available())] if choose_providers(self.options) else []
+        return [*others_than_cpus(names), *chosen]
+
+    @property
+    def written_operators(self) -> Literal["custom", "cuda", "standard"]:
+        """What `operators` means for these providers. Only the native backend has operators on GPUs."""
+        chosen = operators_for(self.other_providers) if self.operators == "auto" else self.operators
+        return "standard" if chosen == "cuda" and not self.is_native else chosen
+
+    @property
+    def takes_all_qdq(self) -> bool:
+        """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
+        return self.qdq == "float" or (self.qdq == "auto" and bool(entry(self.options, STANDARD_OPS)))
+
+    def register(self, backend: Backend | None = None) -> SessionRequest:
+        """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
+        takes_over = self.qdq == "float" and self.written_operators != "standard"
+        return self._replace(is_native=register(self.options, backend=backend, standard_ops=takes_over) == "native")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the model that a session gets depends on, besides its files, for JSON."""
+        names = ("qdq", "blocked_layout", "keep_quantized_weights", "keep_initializers_as_inputs", "is_native")
+        arguments = {name: getattr(self, name) for name in names} | dict(self.ort_arguments)
+        replaced = self.replaced or NOTHING_REPLACED
+        folder = entry(self.options, TENSORS_FOLDER)
+        return {
+            # The order of a set changes from process to process.
+            **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in arguments.items()},
+            "operators": self.written_operators,
+            "providers": sorted(self.other_providers),
+            "replaced": sorted(replaced.names),
+            "from_memory": replaced.from_memory,
+            "level": str(self.options.graph_optimization_level),
+            "path": self.options.optimized_model_filepath,
+            "entries": {name: entry(self.options, name) for name in (*ENTRIES, STANDARD_OPS)},
+            "tensors_folder": os.path.abspath(folder) if folder else None,
+        }
+
+
+def check_cache(cache: object) -> None:
+    """Raise TypeError or ModelError for an argument `cache` that is neither a flag nor a path that can be a folder's."""
+    if cache is None or isinstance(cache, bool):
+        return
+    if not isinstance(cache, (str, os.PathLike)) or not isinstance(name := os.fspath(cache), str):
+        raise TypeError(f"cache is a {type(cache).__name__}; expected True, False or the path of a folder")
+    try:
+        if not name:
+            raise ValueError("it is empty")
+        name.encode()  # ONNX Runtime takes UTF-8 only
+        os.stat(name)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason_of(error)}") from None
