@@ -57,7 +57,7 @@ class _Library(codegen.JITCodeLibrary):  # type: ignore[misc]  # which has no ty
 
 
 def begin(machine: Machine) -> None:
-    """Compile for `machine` from now on."""
+    """Compile for another machine from now on."""
 
     class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc]
         _library_class = _Library

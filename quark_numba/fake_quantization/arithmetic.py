@@ -30,7 +30,7 @@ def preparer(key: Key) -> Any:
 
 @functools.cache
 def converter(key: Key) -> Any:
-    """Return the function (x, the numbers) -> y."""
+    """Return the function of a key, from x and the numbers of its format to y."""
     return inline(_FUNCTIONS[key.form][1], rounded=_ROUNDED[key.rounding_mode])
 
 

@@ -182,7 +182,7 @@ def _compile(job: targets.Job, name: str) -> None:
 
 
 def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
-    """Return what the nodes of models need."""
+    """Return the operators, types and attributes that the nodes of models need."""
     with _listing:
         native.needs.clear()
         for model in models:

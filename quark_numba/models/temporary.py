@@ -178,7 +178,7 @@ def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str]) -> No
 
 
 def _identity(path: str) -> list[int]:
-    """Return what a file keeps when it is renamed."""
+    """Return the inode, the size and the time of modification of a file, which a renamed file keeps."""
     state = os.lstat(path)
     return [state.st_ino, state.st_size, state.st_mtime_ns]
 

@@ -91,7 +91,7 @@ class Segments:
 
     @property
     def quantized(self) -> dict[Quantizer, Rounding]:
-        """The config of the quantized model as it is."""
+        """The config in which every quantizer rounds, as in the quantized model."""
         return {quantizer: quantizer.apply for quantizer in self.twin.quantizers}
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
