@@ -102,7 +102,7 @@ def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason,
 
 
 def test_outputs_beside_inputs(folder):
-    """Other files are written and replaced, also in a folder of data."""
+    """Files beside the inputs are written and replaced, also in a folder of data."""
     for _ in range(2):
         assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "data/out.npz"]) == 0
         assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "/dev/null"]) == 0

@@ -228,7 +228,7 @@ def test_onnxs_tools(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", [nvfp4_quantize, mxfp8_quantize])
 def test_layouts(quantize):
-    """Any strides, memory order and byte order."""
+    """Any strides, memory order and byte order give the same results."""
     x = np.random.default_rng(0).normal(0, 4, (32, 6, 64)).astype(f32)
     for axis in (0, 1, -1):
         expected = quantize(x, axis=axis)

@@ -77,7 +77,7 @@ def assert_merged(before, feeds, count=1):
 
 
 def merge(nodes, feeds, initializers=(), opset=17):
-    """Assert the same of a model of nodes that give y. Return the optimised model."""
+    """Make a model of nodes that give y, and do what `assert_merged` does."""
     inputs = [(name, find(each.dtype).name, each.shape) for name, each in feeds.items()]
     return assert_merged(model(nodes, inputs, ["y"], initializers=initializers, opset=opset), feeds)
 

@@ -126,7 +126,7 @@ ROUND_TRIPS = [key for key in TABLE if key.operation == "quantize_dequantize" an
 @pytest.mark.parametrize("key", [key for key in ROUND_TRIPS if reason(key) is None], ids=key_id)
 @pytest.mark.by_default(1)
 def test_reference_evaluator(key):
-    """onnx computes the same from the nodes."""
+    """onnx's ReferenceEvaluator computes the same from the standard form."""
     name = key.quantized.name
     for scale, zero_point in zip((0.1, 2.0**-7, 1, -3.0), itertools.cycle(samples.zero_points(name))):
         scale = np.array(scale, np.float32)

@@ -190,7 +190,7 @@ def test_codes(parameters):
 
 @pytest.mark.parametrize("form", CASTS)
 def test_casts(form):
-    """No optimiser drops the Casts."""
+    """ONNX Runtime's optimizers keep the Casts of a standard form."""
     bits = np.random.default_rng(5).integers(0, 2**32, 5000, np.uint32).view(f32)
     x = np.concatenate([samples.SPECIAL, bits[~np.isnan(bits)]])
     standard = in_standard_operators(own_model(form, "ROUND", {}, shape=[None]))

@@ -110,7 +110,7 @@ def test_every_file_damaged_in_every_way(path, way):
 @pytest.mark.parametrize("way", ["a folder", "a link", "a link to nothing", "a link to itself", "a pipe", "a subfolder"])
 @pytest.mark.by_default(1)
 def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
-    """It is made again, and nothing outside is removed."""
+    """An entry whose lock is not a file is made again, and nothing outside is removed."""
     entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
     precious.parent.mkdir()
     precious.touch()
@@ -183,7 +183,7 @@ def test_nothing_is_written_through_a_link(path):
 
 @posix
 def test_an_entry_that_becomes_a_link_while_it_is_removed(path, monkeypatch):
-    """What the link leads to stays."""
+    """When an entry becomes a link while it is removed, what the link leads to stays."""
     entry, theirs = entry_of(path.parent / "cache"), path.parent / "theirs"
     theirs.mkdir()
     for name in ("precious", "lock", "kept.json"):
@@ -238,7 +238,7 @@ def linked_folder(path, _):
 @pytest.mark.parametrize("part", ["folder", "manifest", "file"])
 @pytest.mark.by_default(4)
 def test_content_that_another_user_could_have_chosen(path, part, change, monkeypatch):
-    """It is not loaded: it may be code."""
+    """Content that another user could have chosen is not loaded: it may be code."""
     entry = entry_of(path.parent / "cache")
     kept.add(entry, "more", b"content")
     with kept.opened(entry) as manifest:

@@ -129,7 +129,7 @@ MODEL = pair_model((500, 40), "int8", ())
 
 
 def result(source, **options):
-    """Return what a session gives for such a model."""
+    """Return the outputs of a session of the large model."""
     return quark_numba.InferenceSession(source, **options).run(None, {"x": np.array(1, np.float32)})[0].tobytes()
 
 
@@ -611,7 +611,7 @@ def test_a_link_to_a_model_that_was_moved_aside(tmp_path):
 
 @pytest.mark.slow
 def test_files_that_cannot_be_put_back_at_once(tmp_path, is_large, monkeypatch):
-    """They stay in the temporary folder, from which the next use takes them."""
+    """Files that cannot be put back stay in the temporary folder, from which the next use takes them."""
     apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
     replace, left = os.replace, [3]
 

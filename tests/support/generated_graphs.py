@@ -473,7 +473,7 @@ def two_branches(b, x):
 
 
 def gate(b, x):
-    """A squeeze-and-excite gate."""
+    """Add a squeeze-and-excite gate, and return its output."""
     if not 3 <= len(x.shape) <= 4 or x.shape[1] > 66:
         return None
     spatial = len(x.shape) - 2
@@ -906,7 +906,7 @@ def scan(b, x):
 
 
 def half(b, x):
-    """A Cast to float16 and a Cast back."""
+    """Add a Cast to float16 and one back, and return the output."""
     name = b.put("Cast", b.put("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
     return b.new(x, name)
 
