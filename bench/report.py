@@ -393,7 +393,7 @@ def _front(kept: Kept) -> Iterator[str]:
     quark = [results.groups[group][QUARK] / results.groups[group][SESSION] for group in groups]
     ours = _joined(_in_quarks_types(kept, "classifier", types) for types in (MODELS, BLOCK_MODELS))
     beside = _text((min(quark), max(quark)), " times")
-    yield f"Depending on the type, Quark's library takes {beside} as long as `InferenceSession`,"
+    yield f"Depending on type and threads (1 or 2), Quark's library takes {beside} as long as `InferenceSession`,"
     yield f"and `InferenceSession` takes {_text(ours, ' times')} as long as the float model."
     if note := results.content.get("note"):
         yield note
