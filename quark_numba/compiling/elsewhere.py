@@ -33,7 +33,7 @@ _RAISES = "quark_numba_raises"
 
 
 class _Engine:
-    """In the place of LLVM's execution engine: it takes modules, and makes nothing of them."""
+    """A stand-in for LLVM's execution engine, which takes modules and does not compile them."""
 
     def __init__(self, target_machine: Any) -> None: ...
 

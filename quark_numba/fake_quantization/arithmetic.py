@@ -277,7 +277,7 @@ def _float16(x: Any, numbers: Any) -> Any:
 
 
 def _bfloat16(x: Any, numbers: Any) -> Any:
-    """`_float16` for bfloat16. Every NaN becomes the quiet one with its sign."""
+    """Do what `_float16` does, for bfloat16. Every NaN becomes the quiet one with its sign."""
     return _bfloat16_value(x) if x == x else np.copysign(_f32(np.nan), x)
 
 

@@ -34,7 +34,7 @@ Config = Mapping[Quantizer, Rounding]
 
 
 class StoppedError(Exception):
-    """The work is not finished, because another batch failed or Ctrl-C came."""
+    """The work is not finished, because another batch failed or Ctrl-C was pressed."""
 
 
 class Segment:
