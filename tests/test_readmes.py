@@ -256,6 +256,20 @@ def test_the_numbers_of_the_benchmarks_are_those_of_their_results(path):
     assert report.written(path) == text_of(path)
 
 
+def test_the_best_turn_of_each_contender_is_kept(tmp_path):
+    turns = [("float", 3.0), ("Quark's library", 9.0), ("float", 2.0), ("Quark's library", 10.0)]
+    benchmarks = [
+        {"fullname": "bench/test_a.py::test[0]", "group": "g", "extra_info": {"contender": who}, "stats": {"median": seconds}}
+        for who, seconds in turns
+    ]
+    machine = {"cpu": {"brand_raw": "a processor", "count": 2}, "quark_numba": {}}
+    content = {"datetime": "2026-11-27T20:00", "machine_info": machine, "benchmarks": benchmarks}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    ((name, kept),) = report.results_of(tmp_path / "run.json")
+    assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "Quark's library": 9.0}})
+    assert "best" in report._machine(report.Results(kept))
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.0045, "0.0045"), (0.996, "1.0"), (1.96, "2.0"), (9.96, "10"), (188.7, "190"), (13629, "14,000"), (0, "0")],
