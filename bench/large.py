@@ -49,7 +49,7 @@ FORMATS = ("float", "bf16", "int8", "mxfp4")
 
 
 class Decoder:
-    """A decoder: attention and a gated MatMul, each behind a normalization. Its weights are written to a file as they are
+    """A decoder: attention and a gated MatMul, each after a normalization. Its weights are written to a file as they are
     added."""
 
     def __init__(self, size: Size, file: Any) -> None:
@@ -117,7 +117,7 @@ class Decoder:
 
 
 def quantized(decoder: Decoder, name: str) -> onnx.ModelProto:
-    """Return the decoder with Quark's nodes for a format behind each weight and activation."""
+    """Return the decoder with Quark's nodes for a format after each weight and activation."""
     result = onnx.ModelProto()
     result.CopyFrom(decoder.model)
     weights = {each.name: each.dims for each in result.graph.initializer}

@@ -618,7 +618,7 @@ def test_pairs_of_casts():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_optimised", [False, True])
 def test_blocks_with_computed_scales(is_optimised, tmp_path):
-    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are no tensors
+    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not tensors
     of their own."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
     if is_optimised:

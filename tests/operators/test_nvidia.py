@@ -176,7 +176,7 @@ def test_every_code_and_exponent():
 @pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
 @pytest.mark.slow
 def test_models_declare_codes_as_uint8(declared, has_zero_point):
-    """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node behind it."""
+    """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node after it."""
     x = f32([[1, -2, 0.3], [400, np.nan, 1e9]])
     inputs = [x, f32(0.5), np.zeros((), FLOAT8)][: 2 + has_zero_point]
     expected = expected_of("QuantizeLinear", inputs, {})

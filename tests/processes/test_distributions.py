@@ -168,7 +168,7 @@ def test_the_order_of_a_set_does_not_count():
 
 
 def test_a_module_without_a_file():
-    """An operator of a notebook, of which nobody knows what it depends on, is not kept."""
+    """The kernel of a notebook's operator is not kept, as what it depends on is unknown."""
     assert cache.digest("__main__") == ""
     assert cache.digest("no_such_module") == ""
     assert cache._File("compute_").cache_path is None

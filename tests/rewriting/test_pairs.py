@@ -1,4 +1,4 @@
-"""The pass `pairs`: a quantize node and the equal dequantize nodes behind it become one node."""
+"""The pass `pairs`: a quantize node and the equal dequantize nodes after it become one node."""
 
 import numpy as np
 import onnx

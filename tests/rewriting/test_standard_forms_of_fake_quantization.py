@@ -273,7 +273,7 @@ def test_reference_evaluator(form, mode):
 
 def test_beside_matrix_products():
     """ONNX Runtime's optimisers would fuse a scale of one element with a MatMul, which changes bits. They leave these alone,
-    and additions behind a MatMul."""
+    and additions after a MatMul."""
     rng = np.random.default_rng(8)
     x, w = rng.normal(size=(33, 20)).astype(f32), rng.normal(size=(20, 20)).astype(f32)
     for zero_point, bits in itertools.product((0.0, 1.5), (8.0, 1.0)):

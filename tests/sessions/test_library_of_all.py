@@ -137,7 +137,7 @@ def test_wrong_layers(library, attributes, tmp_path):
 
 
 def test_weights_of_the_wrong_size(library, tmp_path):
-    """A run gives the error, and nothing is read behind the weights' end."""
+    """A run gives the error, and nothing is read after the weights' end."""
     shapes = {"w": (2, 8, 3), "r": (2, 8, 1), "b": (2, 16)}
     constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
     node = helper.make_node("ExtendedLSTM", [*"xwrb"], ["y"], name="here", domain="com.amd.quark", **LAYER)

@@ -1,4 +1,4 @@
-"""Random graphs like those of exporters, from a seed: convolutions, transformers and mixtures, with quantization nodes behind
+"""Random graphs like those of exporters, from a seed: convolutions, transformers and mixtures, with quantization nodes after
 most values. Imports nothing of the package.
 
 `case(seed)` returns a model as a quantizer writes it, the same model with its constant weights folded, and the feeds.
@@ -441,7 +441,7 @@ def activated(b, x):
 
 
 def chain(b, x):
-    """A few activations and operators with constants, as exporters write them behind a convolution."""
+    """A few activations and operators with constants, as exporters write them after a convolution."""
     for _ in range(b.one([2, 2, 3])):
         x = b.one([constant_operand, activated])(b, x)
     return x

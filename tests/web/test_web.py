@@ -156,7 +156,7 @@ def inputs(operation, name, scale, zero_point):
 
 
 def node_model(operation, name, scale, zero_point, axis, shape):
-    """Return a model of one node, and behind it a Cast of codes to a type that has tensors in JavaScript."""
+    """Return a model of one node, and after it a Cast of codes to a type that has tensors in JavaScript."""
     is_code = operation == "quantize" and name not in TENSORS
     wide = "int32" if isinstance(oracle.TYPES[name], oracle.Integer) else "float32"
     x_type, y_type = ("float32" if operation != "dequantize" else name), ("float32" if operation != "quantize" else name)
