@@ -221,7 +221,7 @@ BLOCK_FORMATS = {
 
 
 def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Return the model with Quark's operators behind every float value: a pair of linear operators, or one operator of a block
+    """Return the model with Quark's operators after every float value: a pair of linear operators, or one operator of a block
     format, which Quark lays along axis 1 and, in vectors, along axis 0."""
     result = onnx.ModelProto()
     result.CopyFrom(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from pages import table, write_part
+from pages import digits, table, write_part
 
 import quark_numba
 from quark_numba import Execution
@@ -67,16 +67,16 @@ def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
     for workers, each in times.items():
         outside = each["batch"] * (workers or 1) - each["runtime"]
         name = "this one alone" if workers is None else f"{workers} worker{'s' * (workers > 1)}"
-        cells = [f"{each['samples'] / each['batch']:.0f}", f"{1e3 * each['runtime']:.1f}"]
-        cells.append(f"{1e3 * outside:.1f}" if workers in (None, 1) else "")
-        rows.append([name, *cells, f"{1e3 * each['own']:.2f}", f"{each['start']:.1f}"])
+        cells = [digits(each["samples"] / each["batch"]), digits(1e3 * each["runtime"])]
+        cells.append(digits(1e3 * outside) if workers in (None, 1) else "")
+        rows.append([name, *cells, digits(1e3 * each["own"]), digits(each["start"])])
     yield from table(header, rows)
     two = times[2]
     most = two["samples"] / two["own"]
     rows = []
     for machines in MACHINES:
         rate = machines * two["samples"] / two["batch"]
-        rows.append([f"{machines}", f"{min(rate, most):,.0f}{'' if rate < most else ', the most that one scheduler does'}"])
+        rows.append([f"{machines}", f"{digits(min(rate, most))}{'' if rate < most else ', the most that one scheduler does'}"])
     yield from table(["machines like this, two workers each", "samples a second, by the above"], rows)
 
 

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 from architectures import ARCHITECTURES, architecture, quantized
 from measuring import MODELS, session_options
-from pages import table, write_part
+from pages import digits, table, write_part
 
 import quark_numba
 
@@ -116,7 +116,7 @@ def machine(provider: str) -> str:
 def rows_of(name: str, batch: int, times: dict[str, float], ways: list[str]) -> Iterator[list[str]]:
     for variant in dict.fromkeys(key.partition(", ")[0] for key in times if key != "float"):
         ratios = [times[f"{variant}, {way}"] / times["float"] for way in ways]
-        yield [name, str(batch), variant, f"{times['float']:.2f} ms", *(f"{ratio:.2f}" for ratio in ratios)]
+        yield [name, str(batch), variant, f"{digits(times['float'])} ms", *map(digits, ratios)]
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import onnxruntime
 from measuring import session_options
 from onnx import TensorProto, helper
-from pages import table, write_part
+from pages import digits, table, write_part
 
 import quark_numba
 from quark_numba import to_tensor_proto
@@ -641,7 +641,7 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
     times = [*of_driver.values()]
     lines = [
         f"{gpu.description}; quark_numba {quark_numba.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"The driver compiles a kernel in {median(times):.0f} ms (median of {len(times)}; at most {max(times):.0f} ms).",
+        f"The driver takes {digits(median(times))} ms for a kernel (median of {len(times)}; at most {digits(max(times))} ms).",
         "",
     ]
     report.row(lines[1])
@@ -671,13 +671,13 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
             if result is None:
                 continue
             own, of_copy = result
-            rows.append([case.name, case.granularity, f"{own / 1e12:.2f} TB/s", f"{own / of_copy:.2f}"])
-            rows[-1].append(f"{of_driver[case.kernel.entry]:.0f} ms")
+            rows.append([case.name, case.granularity, f"{digits(own / 1e12)} TB/s", digits(own / of_copy)])
+            rows[-1].append(f"{digits(of_driver[case.kernel.entry])} ms")
             report.row("bandwidth", *rows[-1][2:4], case.label)
         for name, peer, moved in gpu.peers(given.most):
             times = gpu.milliseconds(peer, copy)
             own, of_copy = 1000 * moved / times[0], 1000 * 2 * copied / times[1]
-            rows.append([f"PyTorch's {name}", PER_TENSOR, f"{own / 1e12:.2f} TB/s", f"{own / of_copy:.2f}", ""])
+            rows.append([f"PyTorch's {name}", PER_TENSOR, f"{digits(own / 1e12)} TB/s", digits(own / of_copy), ""])
             report.row("bandwidth", *rows[-1][2:4], rows[-1][0])
         lines += [
             f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:",

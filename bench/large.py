@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from pages import table, write_part
+from pages import digits, table, write_part
 
 WEIGHTS = "weights.data"
 
@@ -49,7 +49,7 @@ FORMATS = ("float", "bf16", "int8", "mxfp4")
 
 
 class Decoder:
-    """A decoder: attention and a gated MatMul, each behind a normalization. Its weights are written to a file as they are
+    """A decoder: attention and a gated MatMul, each after a normalization. Its weights are written to a file as they are
     added."""
 
     def __init__(self, size: Size, file: Any) -> None:
@@ -117,7 +117,7 @@ class Decoder:
 
 
 def quantized(decoder: Decoder, name: str) -> onnx.ModelProto:
-    """Return the decoder with Quark's nodes for a format behind each weight and activation."""
+    """Return the decoder with Quark's nodes for a format after each weight and activation."""
     result = onnx.ModelProto()
     result.CopyFrom(decoder.model)
     weights = {each.name: each.dims for each in result.graph.initializer}
@@ -210,7 +210,7 @@ def _own(path: Path, threads: int, **named: Any) -> Any:
 def _optimize(path: Path, threads: int) -> None:
     import quark_numba
 
-    quark_numba.optimize(path, path.with_suffix(".optimised.onnx"))
+    quark_numba.optimize(path, path.with_suffix(".optimized.onnx"))
 
 
 def _kept(path: Path, threads: int) -> Any:
@@ -241,7 +241,7 @@ CASES = {
     "kept": ("the same, from the cache", _kept, "{}.onnx"),
     "codes": ("the same with `keep_quantized_weights`", _codes, "{}.onnx"),
     "optimize": ("`optimize(path, out)`", _optimize, "{}.onnx"),
-    "output": ("a drop-in session of its output", _registered, "{}.optimised.onnx"),
+    "output": ("a drop-in session of its output", _registered, "{}.optimized.onnx"),
     "analyze": ("`analyze`, one batch", _analyze, "{}.onnx"),
     "evaluate": ("`evaluate`, one batch", _evaluate, "{}.onnx"),
 }
@@ -298,7 +298,7 @@ def measurements(size: Size, folder: Path, options: argparse.Namespace) -> Itera
             }
             yield {"size": size.gigabytes, "format": name, "case": case} | found
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        for each in folder.glob("*.optimised.*"):
+        for each in folder.glob("*.optimized.*"):
             each.unlink()
 
 
@@ -319,9 +319,8 @@ def _text(found: list[dict[str, Any]]) -> Iterator[str]:
                 if "error" in row or key not in row:
                     cells.append(row.get("error", ""))
                     continue
-                digits = 0 if unit == 1 and key != "cpu" else 1
-                ratio = "" if row is reference or row["case"] == "optimize" else f" ({row[key] / reference[key]:.2f})"
-                cells.append(f"{unit * row[key]:,.{digits}f}{ratio}")
+                ratio = "" if row is reference or row["case"] == "optimize" else f" ({digits(row[key] / reference[key])})"
+                cells.append(f"{digits(unit * row[key])}{ratio}")
             rows.append(cells)
         yield from table([f"{size:g} GB", *columns], rows)
 

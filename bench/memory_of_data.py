@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from pages import table, write_part
+from pages import digits, table, write_part
 
 ROWS, COLUMNS, BATCHES, TURNS = 2048, 1024, 24, 1
 MEGABYTES = ROWS * COLUMNS * 4 / 2**20
@@ -72,10 +72,10 @@ def lines(folder: Path) -> Iterator[str]:
     own = {
         (name, threads): threads * alone for name in FUNCTIONS for alone in [measured(folder, name, 1)] for threads in (1, 2, 8)
     }
-    rows = [["in memory, MB", *(f"{own[column]:.0f}" for column in columns)]]
+    rows = [["in memory, MB", *(digits(own[column]) for column in columns)]]
     for file, form in FORMS.items():
         more = [(measured(folder, *column, file) - own[column]) / MEGABYTES for column in columns]
-        rows.append([f"{form}: batches more", *(f"{batches:.1f}" for batches in more)])
+        rows.append([f"{form}: batches more", *map(digits, more)])
     yield f"{BATCHES} batches of {MEGABYTES:.0f} MB in a file.\n"
     yield from table(header, rows)
 

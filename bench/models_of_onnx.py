@@ -52,7 +52,7 @@ def quantized(name: str) -> onnx.ModelProto:
     before.ir_version = 10
     # ONNX Runtime's float8 needs the mean and the deviation of each tensor.
     method = CalibrationMethod.Distribution if types == "float8" else CalibrationMethod.MinMax
-    logging.disable(logging.WARNING)  # it recommends to optimise the model first, which is done
+    logging.disable(logging.WARNING)  # it recommends to optimize the model first, which is done
     try:
         with TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of its statistics

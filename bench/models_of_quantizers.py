@@ -18,7 +18,7 @@ from other_quantizers import MCT, MODELS, NVIDIA, QONNX_DOMAINS, expectation, re
 from quark_numba import nvfp4_quantize, to_tensor_proto
 
 QONNX = QONNX_DOMAINS[0]
-CONTENDERS = FLOAT, AS_WRITTEN, OPTIMISED, VENDOR = ("float", "as written", "optimised", "quantizer's runtime")
+CONTENDERS = FLOAT, AS_WRITTEN, OPTIMIZED, VENDOR = ("float", "as written", "optimized", "quantizer's runtime")
 FILES = {
     "QONNX, CNN, 4 bits": "qonnx/cnn_w4a4",
     "QONNX, CNN, 8 bits": "qonnx/cnn_w8a8",

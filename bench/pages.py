@@ -1,9 +1,19 @@
-"""Tables in Markdown, and the parts of RESULTS.md and README.md that programs write."""
+"""Tables in Markdown, and the parts of pages that programs write."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import floor, log10
 from pathlib import Path
 
-README, RESULTS = (Path(__file__).with_name(name) for name in ("README.md", "RESULTS.md"))
+README, RESULTS, PERFORMANCE, FRONT = (
+    Path(__file__).parent / name for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md")
+)
+
+
+def digits(value: float) -> str:
+    """Return a number with two significant digits, and without an exponent."""
+    rounded = float(f"{value:.1e}")
+    decimals = 1 - floor(log10(abs(rounded))) if rounded else 0
+    return f"{rounded:,.{max(decimals, 0)}f}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -12,33 +12,34 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import beside_quark
 import models_of_onnx
 from architectures import ARCHITECTURES, BLOCK_FORMATS
-from beside_quark import FINE_TUNED, FLOAT, ONE_LINE, QUARK, SESSION, STEPS
+from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, ONE_LINE, QUARK, SESSION, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, cases
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
-from models_of_quantizers import AS_WRITTEN, NAMES, OPTIMISED, VENDOR
-from pages import README, RESULTS, table, with_part
+from models_of_quantizers import AS_WRITTEN, NAMES, OPTIMIZED, VENDOR
+from pages import FRONT, PERFORMANCE, README, RESULTS, digits, table, with_part
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
-THROUGHPUT, CLASSIFIER, MODELS_CHART = HERE / "throughput.png", HERE / "beside_quark.svg", HERE / "models.svg"
+THROUGHPUT, CLASSIFIER_CHART, MODELS_CHART = HERE / "throughput.png", HERE / "beside_quark.svg", HERE / "models.svg"
 
 OURS = ("native session", "extensions session", "direct call")
 # What others are compared with, the first one that was measured.
 REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, "copy", "native session, per tensor")
 SLOWER = 1.15
+# What a kept number is of a contender's turns, each of which is the median of its runs.
+BEST = "the best of several turns"
 
 THREADS = (1, 2)
 MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
 
 
 class Results:
-    """The kept results of one of the files with benchmarks: the median seconds of each contender over its turns."""
+    """The kept results of one of the files with benchmarks: the seconds of each contender."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -61,6 +62,9 @@ class Results:
         return found
 
 
+Kept = dict[str, Results]
+
+
 def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what is kept of a run: the name of each file with benchmarks, and its results."""
     content = json.loads(path.read_text())
@@ -75,7 +79,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, found in seconds.items():
         groups: dict[str, dict[str, float]] = {}
         for (group, who), values in found.items():
-            groups.setdefault(group, {})[who] = float(f"{median(values):.4g}")
+            groups.setdefault(group, {})[who] = float(f"{min(values):.4g}")
         cpu = machine["cpu"]
         yield (
             name,
@@ -83,6 +87,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 "date": content["datetime"][:10],
                 "machine": f"{cpu['brand_raw']}, {cpu['count']} processors",
                 "versions": machine["quark_numba"],
+                "statistic": BEST,
                 "seconds": groups,
             },
         )
@@ -101,8 +106,8 @@ def keep(path: Path) -> None:
         kept.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _optimised(name: str) -> str:
-    return f"{name}, optimised"
+def _optimized(name: str) -> str:
+    return f"{name}, optimized"
 
 
 def _operators(results: Results, size: int) -> Iterator[str]:
@@ -112,7 +117,7 @@ def _operators(results: Results, size: int) -> Iterator[str]:
     for case in chosen:
         seconds = [results.get(case.group, name) for name in names]
         if any(seconds):
-            rows.append([f"{case.operation} {case.row.name}", *(f"{size / s / 1e9:.2f}" if s else "" for s in seconds)])
+            rows.append([f"{case.operation} {case.row.name}", *(digits(size / s / 1e9) if s else "" for s in seconds)])
     yield from table(["", *names], rows)
 
 
@@ -125,7 +130,7 @@ def _granularities(results: Results) -> Iterator[str]:
         for operation, name in columns:
             match = [c for c in chosen if (c.operation, c.row.name, c.granularity) == (operation, name, granularity)]
             seconds = results.get(match[0].group, "native session") if match else None
-            row.append(f"{match[0].size / seconds / 1e9:.2f}" if seconds else "")
+            row.append(digits(match[0].size / seconds / 1e9) if seconds else "")
         rows.append(row)
     yield from table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
 
@@ -135,7 +140,7 @@ def _blocks(results: Results) -> Iterator[str]:
     for case in BLOCK_CASES:
         seconds = [results.get(case.group, who) for who in ("native session", "direct call", "copy")]
         if all(seconds):
-            rows.append([case.group, *(f"{prod(case.shape) / s / 1e9:.2f}" for s in seconds if s)])
+            rows.append([case.group, *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
     yield from table(["", "native session", "direct call", "copy"], rows)
 
 
@@ -145,33 +150,34 @@ def _others(results: Results) -> Iterator[str]:
     for case in OTHER_CASES:
         seconds = [results.get(case.group, who) for who in contenders]
         if any(seconds):
-            rows.append([case.group, *(f"{1e3 * each:.3f}" if each else "" for each in seconds)])
+            rows.append([case.group, *(digits(1e3 * each) if each else "" for each in seconds)])
     yield from table(["", *contenders], rows)
 
 
 def _models(results: Results) -> Iterator[str]:
     rows = []
-    for model, name in product(("classifier", *ARCHITECTURES), (FLOAT, *MODELS, *BLOCK_MODELS)):
+    for model, name in product(ARCHITECTURES, (FLOAT, *MODELS, *BLOCK_MODELS)):
         row = []
-        for each in (name, _optimised(name)):
+        for each in (name, _optimized(name)):
             for threads in THREADS:
                 group = f"{model}, threads: {threads}"
                 seconds, reference = results.get(group, each), results.get(group, FLOAT)
                 is_reference = each == FLOAT
-                shown = f"{1e3 * seconds:.2f} ms" if seconds and is_reference else ""
-                row.append(f"{seconds / reference:.2f}" if seconds and reference and not is_reference else shown)
+                shown = f"{digits(1e3 * seconds)} ms" if seconds and is_reference else ""
+                row.append(digits(seconds / reference) if seconds and reference and not is_reference else shown)
             load = results.get(f"loading {model}", each)
-            row.append(f"{1e3 * load:.0f}" if load else "")
+            row.append(digits(1e3 * load) if load else "")
         if any(row):
             rows.append([f"{model}, {name}", *row])
     columns = [*(f"threads: {threads}" for threads in THREADS), "load, ms"]
-    yield from table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
+    yield from table(["model", *columns, *(f"optimized, {column}" for column in columns)], rows)
 
 
 def _machine(results: Results) -> str:
     content = results.content
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    return f"{content['machine']}; {versions}; {content['date']}.\n"
+    statistic = content.get("statistic", "medians of the turns")
+    return f"{content['machine']}; {versions}; {content['date']}; {statistic}. {content.get('note', '')}".rstrip() + "\n"
 
 
 def _against_float(
@@ -184,8 +190,8 @@ def _against_float(
         references = [results.get(group, FLOAT) for group in groups]
         if all(references):
             pairs = list(zip(groups, references, strict=True))
-            ratios = [f"{results.get(group, who) / seconds:.2f}" for who in contenders for group, seconds in pairs]
-            yield name, references[0], [f"{1e3 * each:.2f} ms" for each in references], ratios
+            ratios = [digits(results.get(group, who) / seconds) for who in contenders for group, seconds in pairs]
+            yield name, references[0], [f"{digits(1e3 * each)} ms" for each in references], ratios
 
 
 def _columns(*contenders: str) -> list[str]:
@@ -194,10 +200,10 @@ def _columns(*contenders: str) -> list[str]:
 
 def _quantizers(results: Results) -> Iterator[str]:
     rows = []
-    for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMISED):
+    for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMIZED):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
-        rows.append([name, *floats, f"{vendor / reference:,.0f}" if vendor else "", *ratios])
-    yield from table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMISED)], rows)
+        rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
+    yield from table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMIZED)], rows)
 
 
 def _onnx(results: Results) -> Iterator[str]:
@@ -212,15 +218,15 @@ def _beside_quark(results: Results) -> Iterator[str]:
         group = f"beside Quark: {name}, threads: {threads}"
         seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS], results.get(group, FLOAT)
         if seconds[1] and seconds[-1]:
-            shown = [f"{1e3 * reference:.1f} ms" if reference else ""]
-            shown += [f"{each / reference:.2f}" if reference else f"{1e3 * each:.1f} ms" for each in seconds[1:]]
-            rows.append([f"{name}, threads: {threads}", *shown, f"{seconds[1] / seconds[-1]:.1f}"])
+            shown = [f"{digits(1e3 * reference)} ms" if reference else ""]
+            shown += [digits(each / reference) if reference else f"{digits(1e3 * each)} ms" for each in seconds[1:]]
+            rows.append([f"{name}, threads: {threads}", *shown, digits(seconds[1] / seconds[-1])])
     yield from table(["model", *beside_quark.CONTENDERS, f"{beside_quark.CONTENDERS[1]} ÷ {beside_quark.CONTENDERS[-1]}"], rows)
     rows = []
     for name in FINE_TUNED:
         theirs, ours = (results.get(f"beside Quark: {name}", each) for each in beside_quark.CONTENDERS[1:3])
         if theirs and ours:
-            rows.append([f"{name}, {STEPS} steps a layer", f"{theirs:.1f} s", f"{ours:.1f} s", f"{ours / theirs:.2f}"])
+            rows.append([f"{name}, {STEPS} steps a layer", f"{digits(theirs)} s", f"{digits(ours)} s", digits(ours / theirs)])
     if rows:
         yield from table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
@@ -250,97 +256,165 @@ def _plot_throughput(results: Results) -> None:
     figure.savefig(THROUGHPUT, dpi=60)
 
 
+def _dots(axis, rows: list[str], label: str) -> None:
+    """Prepare an axis for dots in rows, with the float model's latency as 1."""
+    axis.axvline(1, color="black", linewidth=0.8)
+    for row in range(len(rows)):
+        axis.axhline(row, color="#dddddd", linewidth=0.6, zorder=0)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+
+
 def _plot_classifier(results: Results) -> None:
-    """Draw the latency of the classifier on one thread, with the float model's as 1."""
+    """Draw the latency of the classifier, with the float model's as 1."""
     import matplotlib.pyplot as plt
 
-    names = [name for name in beside_quark.NAMES if results.get(f"beside Quark: {name}, threads: 1", FLOAT)]
-    figure, axis = plt.subplots(figsize=(8, 0.55 * len(names) + 1), layout="constrained")
-    for place, (who, color) in enumerate([(QUARK, "#c44e52"), (ONE_LINE, "#8da0cb"), (SESSION, "#4c9f70")]):
-        ratios = []
-        for name in names:
-            seconds = results.groups[f"beside Quark: {name}, threads: 1"]
-            ratios.append(seconds[who] / seconds[FLOAT])
-        label = who if who == QUARK else f"quark_numba, {who}"
-        bars = axis.barh([row + 0.27 * (place - 1) for row in range(len(names))], ratios, 0.25, color=color, label=label)
-        axis.bar_label(bars, [f"{each:.3g}" for each in ratios], fontsize=8, padding=2)
+    names = [name for name in beside_quark.NAMES if name.startswith(CLASSIFIER)]
+    figure, axis = plt.subplots(figsize=(8, 0.4 * len(names) + 1), layout="constrained")
     axis.set_xscale("log")
-    axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(names)), [name.rpartition("_")[2] for name in names])
-    axis.invert_yaxis()
-    axis.set_xlabel("latency, as a multiple of the float model's")
-    axis.spines[["top", "right"]].set_visible(False)
+    for who, color in ((SESSION, "#2e8b57"), (ONE_LINE, "#5b7bb8"), (QUARK, "#c44e52")):
+        for threads, face in zip(THREADS, (color, "white"), strict=True):
+            ratios = [_ratio(results, f"beside Quark: {name}, threads: {threads}", who) for name in names]
+            label = f"{who if who == QUARK else f'quark_numba, {who}'}, threads: {threads}"
+            style = {"markerfacecolor": face, "markeredgecolor": color, "markersize": 7}
+            axis.plot(ratios, range(len(names)), "o", label=label, **style)
+            if threads == 1:
+                for row, ratio in enumerate(ratios):
+                    axis.annotate(digits(ratio), (ratio, row), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    _dots(axis, [name.rpartition("_")[2] for name in names], "latency, as a multiple of the float model's (logarithmic)")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=3)
-    figure.savefig(CLASSIFIER, metadata={"Date": None})
+    figure.savefig(CLASSIFIER_CHART, metadata={"Date": None})
 
 
-def _ranges(of_quark: Results, of_onnx: Results) -> Iterator[tuple[str, list[tuple[float, float] | None]]]:
-    """Yield the models, and the lowest and the highest multiple of the float model's latency: in `InferenceSession`, in Quark's
-    types, its block formats and ONNX's operators; and of ONNX's in ONNX Runtime alone."""
+Range = tuple[float, float] | None
+
+
+def _ratio(results: Results, group: str, who: str) -> float | None:
+    """Return the multiple of the float model's time in a group; None if one of both was not measured."""
+    seconds, reference = results.get(group, who), results.get(group, FLOAT)
+    return seconds / reference if seconds and reference else None
+
+
+def _range(results: Results, pairs: Iterable[tuple[str, str]]) -> Range:
+    """Return the lowest and the highest multiple of the float model's time, on one thread and on two, of pairs of a group and a
+    contender; None if nothing was measured."""
+    found = [_ratio(results, f"{group}, threads: {threads}", who) for group, who in pairs for threads in THREADS]
+    measured = [each for each in found if each]
+    return (min(measured), max(measured)) if measured else None
+
+
+def _in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, as_written: bool = False) -> Range:
+    """Return the range of a model in these types. The classifier is measured beside Quark's library."""
+    if model == "classifier":
+        who = ONE_LINE if as_written else SESSION
+        return _range(kept["speed_beside_quark"], [(f"beside Quark: {CLASSIFIER}_{each}", who) for each in types])
+    return _range(kept["speed_of_real_models"], [(model, each if as_written else _optimized(each)) for each in types])
+
+
+def _ranges(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
+    """Yield each model and its ranges: in `InferenceSession` with Quark's types, its block formats and ONNX's operators, and in
+    ONNX Runtime alone with ONNX's operators."""
     formats = dict.fromkeys(name.partition(", ")[2] for name in models_of_onnx.NAMES if not name.endswith("float8"))
+    of_onnx = kept["speed_of_onnx_models"]
     for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in models_of_onnx.NAMES)]):
-        columns = []
-        for results, names in (
-            (of_quark, [(model, _optimised(each)) for each in MODELS]),
-            (of_quark, [(model, _optimised(each)) for each in BLOCK_MODELS]),
-            (of_onnx, [(f"{model}, {each}", models_of_onnx.OURS) for each in formats]),
-            (of_onnx, [(f"{model}, {each}", ONNX_RUNTIME) for each in formats]),
-        ):
-            found = []
-            for (group, contender), threads in product(names, THREADS):
-                seconds = results.groups.get(f"{group}, threads: {threads}", {})
-                if contender in seconds and FLOAT in seconds:
-                    found.append(seconds[contender] / seconds[FLOAT])
-            columns.append((min(found), max(found)) if found else None)
-        yield model, columns
+        ranges = [_in_quarks_types(kept, model, each) for each in (MODELS, BLOCK_MODELS)]
+        ranges += [
+            _range(of_onnx, [(f"{model}, {each}", who) for each in formats]) for who in (models_of_onnx.OURS, ONNX_RUNTIME)
+        ]
+        yield model, ranges
 
 
 RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's operators, 4 to 16 bits", "the same, ONNX Runtime alone"]
 
 
-def _plot_models(of_quark: Results, of_onnx: Results) -> None:
-    """Draw the ranges of all models."""
+def _plot_models(kept: Kept) -> None:
+    """Draw the ranges of all models, each as two dots and a line between them."""
     import matplotlib.pyplot as plt
 
-    rows = [*_ranges(of_quark, of_onnx)]
+    rows = [*_ranges(kept)]
     figure, axis = plt.subplots(figsize=(8, 0.5 * len(rows) + 1), layout="constrained")
-    for place, (label, color) in enumerate(zip(RANGES, ["#4c9f70", "#8da0cb", "#e0a030", "#c44e52"], strict=True)):
-        found = [(row, columns[place]) for row, (_, columns) in enumerate(rows) if columns[place]]
-        at = [row + 0.2 * (place - 1.5) for row, _ in found]
-        axis.barh(at, [high - low for _, (low, high) in found], 0.17, [low for _, (low, _) in found], color=color, label=label)
-    axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(rows)), [model for model, _ in rows])
-    axis.invert_yaxis()
-    axis.set_xlabel("latency, as a multiple of the float model's: from the lowest to the highest")
-    axis.spines[["top", "right"]].set_visible(False)
+    for place, (label, color) in enumerate(zip(RANGES, ["#2e8b57", "#5b7bb8", "#e0a030", "#c44e52"], strict=True)):
+        for row, (_, ranges) in enumerate(rows):
+            if ranges[place]:
+                at = row + 0.18 * (place - 1.5)
+                axis.plot(ranges[place], (at, at), "o-", color=color, markersize=4, linewidth=1)
+        axis.plot([], [], "o-", color=color, markersize=4, linewidth=1, label=label)
+    _dots(axis, [model for model, _ in rows], "latency, as a multiple of the float model's: the lowest and the highest")
     figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     figure.savefig(MODELS_CHART, metadata={"Date": None})
 
 
-def _summary(of_quark: Results, of_onnx: Results) -> Iterator[str]:
+def _text(found: Range, unit: str = " ×") -> str:
+    """Return a range, whose two ends may be the same."""
+    return f"{' to '.join(dict.fromkeys(map(digits, found)))}{unit}" if found else ""
+
+
+def _summary(kept: Kept) -> Iterator[str]:
+    yield from table(["model", *RANGES], [[model, *map(_text, ranges)] for model, ranges in _ranges(kept)])
+
+
+def _joined(ranges: Iterable[Range]) -> Range:
+    ends = [end for each in ranges if each for end in each]
+    return min(ends), max(ends)
+
+
+def _targets(kept: Kept) -> Iterator[str]:
+    models = ("classifier", *ARCHITECTURES)
+    slow = ("transformer", "byte classifier", "voice detector")
+    written = _joined(_in_quarks_types(kept, model, MODELS, as_written=True) for model in models)
+    blocks = _joined(_in_quarks_types(kept, model, BLOCK_MODELS) for model in models)
+    others = _joined(_in_quarks_types(kept, model, MODELS) for model in slow)
+    first, first_mx9, call = (
+        kept["start_up"].get(f"start-up: {step}") or 0
+        for step in (
+            "InferenceSession, bf16 model, cache empty",
+            "InferenceSession, MX9 model, cache empty",
+            "first call, cache filled",
+        )
+    )
     rows = [
-        [model, *(f"{each[0]:.2f} to {each[1]:.2f} ×" if each else "" for each in columns)]
-        for model, columns in _ranges(of_quark, of_onnx)
+        ["models as written, 16 and 32 bits, against the float model", "2 ×", _text(written)],
+        ["optimized models in block formats", "1.15 ×", _text(blocks)],
+        ["optimized transformer, byte classifier and voice detector, 16 and 32 bits", "1.0 ×", _text(others)],
+        ["a first session", "1.5 s (bfloat16), 2.5 s (MX9)", f"{digits(first)} and {digits(first_mx9)} s"],
+        ["a first call with a filled cache", "0.23 s", f"{digits(call)} s"],
     ]
-    yield from table(["model", *RANGES], rows)
+    yield from table(["", "wanted", "measured"], rows)
+
+
+def _front(kept: Kept) -> Iterator[str]:
+    """Yield the sentences of the front page: the ranges of the classifier, on one thread and on two."""
+    results = kept["speed_beside_quark"]
+    groups = [f"beside Quark: {CLASSIFIER}_{each}, threads: {threads}" for each in beside_quark.FORMATS for threads in THREADS]
+    quark = [results.groups[group][QUARK] / results.groups[group][SESSION] for group in groups]
+    ours = _joined(_in_quarks_types(kept, "classifier", types) for types in (MODELS, BLOCK_MODELS))
+    beside = _text((min(quark), max(quark)), " times")
+    yield f"Depending on type and threads (1 or 2), Quark's library takes {beside} as long as `InferenceSession`,"
+    yield f"and `InferenceSession` takes {_text(ours, ' times')} as long as the float model."
+    if note := results.content.get("note"):
+        yield note
+    yield ""
 
 
 def _start_up(results: Results) -> Iterator[str]:
     rows = [
-        [group.removeprefix("start-up: "), f"{each:.2g} s"]
+        [group.removeprefix("start-up: "), f"{digits(each)} s"]
         for group, found in results.groups.items()
         for each in found.values()
     ]
     yield from table(["step", "time"], rows)
 
 
-def _kept() -> dict[str, Results]:
+def _kept() -> Kept:
     return {path.stem: Results(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(KEPT.glob("*.json"))}
 
 
 # The marks of a table in RESULTS.md, the file with its benchmarks, and what writes it.
-PARTS = (
+TABLES = (
     ("operators", "operators", lambda results: _operators(results, 1 << 20)),
     ("granularities", "operators", _granularities),
     ("block formats", "speed_of_block_formats", _blocks),
@@ -351,21 +425,22 @@ PARTS = (
     ("other quantizers", "speed_of_other_quantizers", _quantizers),
     ("ONNX's own operators", "speed_of_onnx_models", _onnx),
 )
+# The parts of the other pages, which have numbers of several files.
+PARTS = ((README, "models", _summary), (PERFORMANCE, "targets", _targets), (FRONT, "times", _front))
+PAGES = (RESULTS, README, PERFORMANCE, FRONT)
 
 
-def tables(text: str) -> str:
-    """Return the text of RESULTS.md with the tables of the kept results."""
+def written(path: Path) -> str:
+    """Return the text of a page with the numbers of the kept results."""
     kept = _kept()
-    for part, name, lines in PARTS:
-        if name in kept:
-            text = with_part(text, part, [_machine(kept[name]), *lines(kept[name])])
+    text = path.read_text(encoding="utf-8")
+    for page, part, lines in PARTS:
+        if page == path:
+            text = with_part(text, part, lines(kept))
+    for part, name, lines_of in TABLES:
+        if path == RESULTS and name in kept:
+            text = with_part(text, part, [_machine(kept[name]), *lines_of(kept[name])])
     return text
-
-
-def summary(text: str) -> str:
-    """Return the text of README.md with the summary of the kept results."""
-    kept = _kept()
-    return with_part(text, "models", _summary(kept["speed_of_real_models"], kept["speed_of_onnx_models"]))
 
 
 def main() -> None:
@@ -373,8 +448,8 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="*", help="the JSON files of runs")
     for path in parser.parse_args().files:
         keep(path)
-    for path, write in ((RESULTS, tables), (README, summary)):
-        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(written(path), encoding="utf-8")
 
     import matplotlib.pyplot as plt
 
@@ -383,7 +458,7 @@ def main() -> None:
     if "operators" in kept:
         _plot_throughput(kept["operators"])
     _plot_classifier(kept["speed_beside_quark"])
-    _plot_models(kept["speed_of_real_models"], kept["speed_of_onnx_models"])
+    _plot_models(kept)
 
 
 if __name__ == "__main__":

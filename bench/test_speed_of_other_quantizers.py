@@ -1,4 +1,4 @@
-"""Latency of other quantizers' models: the float model, as written, optimised, in turns; and in the quantizer's own runtime."""
+"""Latency of other quantizers' models: the float model, as written, optimized, in turns; and in the quantizer's own runtime."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from cases import TURNS
 from measuring import Run, measure, session_options
-from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMISED, VENDOR, inputs, quantized
+from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMIZED, VENDOR, inputs, quantized
 
 from quark_numba import InferenceSession, register
 
@@ -16,7 +16,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
     if contender == VENDOR:
         return models_of_quantizers.vendors_runtime(name)
     options = session_options(threads)
-    if contender == OPTIMISED:
+    if contender == OPTIMIZED:
         session = InferenceSession(quantized(name), options, keep_initializers_as_inputs=False)
     else:
         if contender == AS_WRITTEN:
@@ -26,7 +26,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
     return partial(session.run, None, inputs(name))
 
 
-@pytest.mark.parametrize("contender", [FLOAT, AS_WRITTEN, OPTIMISED])
+@pytest.mark.parametrize("contender", [FLOAT, AS_WRITTEN, OPTIMIZED])
 @pytest.mark.parametrize("turn", range(2 * TURNS))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", NAMES)

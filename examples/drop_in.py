@@ -1,4 +1,4 @@
-"""A model of Quark's in plain ONNX Runtime, with one more line, and in an optimised session."""
+"""A model of Quark's in plain ONNX Runtime, with one more line, and in an optimized session."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ session_options = onnxruntime.SessionOptions()
 session_options.register_custom_ops_library(quark_numba.get_library_path())
 as_written = onnxruntime.InferenceSession(model, session_options)
 
-# The first session on a machine compiles the kernels. Later ones find them, and with cache=True the optimised model as well.
-optimised = quark_numba.InferenceSession(model, cache=True)
+# The first session on a machine compiles the kernels. Later ones find them, and with cache=True the optimized model as well.
+optimized = quark_numba.InferenceSession(model, cache=True)
 
 (expected,) = as_written.run(None, {"x": x})
-(scores,) = optimised.run(None, {"x": x})
+(scores,) = optimized.run(None, {"x": x})
 print("largest difference between the two sessions:", np.abs(scores - expected).max())
 print("the same classes:", (scores.argmax(-1) == expected.argmax(-1)).all())

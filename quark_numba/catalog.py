@@ -56,7 +56,7 @@ class Catalog:
 
     @property
     def added(self) -> list[Operator]:
-        """The operators from outside of the package."""
+        """The operators that were added from outside of the package."""
         return [operator for operator in self if id(operator) not in self._own]
 
     @property

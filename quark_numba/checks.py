@@ -1,4 +1,4 @@
-"""Checks of arguments, which name the argument, what came, and what is expected."""
+"""Checks of arguments. Errors name the argument, the value received and the expected value."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class ModelError(Exception):
 
 
 class MissingFileError(ModelError, FileNotFoundError):
-    """There is no such file: a model, external data of one, or data."""
+    """A file does not exist: a model, a file of its tensors, or data."""
 
     errno = errno.ENOENT
 

@@ -20,7 +20,7 @@ ENDLESS = 1 << 16
 
 @dataclass(frozen=True)
 class Table:
-    """A table; if it has no rows, `none` behind the title. Columns whose name begins with ">" are aligned to the right. Columns
+    """A table; if it has no rows, `none` after the title. Columns whose name begins with ">" are aligned to the right. Columns
     of sentences and lists are folded between words, and on a terminal all that does not fit."""
 
     title: str

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 READMES = [path for path in READMES if "node_modules" not in path.parts]
-OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "quark_numba/PERFORMANCE.md"))
+OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "bench/PERFORMANCE.md"))
 PAGES = [*READMES, *OTHERS, *sorted((ROOT / ".github").rglob("*.md"))]
 
 
@@ -168,6 +168,8 @@ def test_examples_run(path, tmp_path):
     command = [sys.executable, "-W", "error", script.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^print\(.*\)  # (.*)$", python_of(text_of(path)), re.MULTILINE)
+    assert not shown or done.stdout.splitlines() == shown
 
 
 def test_there_are_examples():
@@ -242,28 +244,51 @@ def test_the_first_readme_says_what_the_project_needs():
 
 
 def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
-    row = next(line for line in text_of(ROOT / "tests" / "README.md").splitlines() if "The lowest and the newest" in line)
-    lowest = dict(re.findall(r"([\w-]+) (\d[\d.]*\d)", row.partition("and with")[0]))
+    _, _, versions = text_of(ROOT / "tests" / "README.md").partition("## Versions")
+    rows = re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|", versions, re.MULTILINE)
+    lowest = {name: version for name, version in rows if name in LOWER_BOUNDS}
     assert {name: LOWER_BOUNDS[name] for name in lowest} == lowest
     assert "onnxruntime" in lowest
 
 
-def test_the_tables_of_the_benchmarks_are_those_of_their_results():
-    assert report.tables(text_of(report.RESULTS)) == text_of(report.RESULTS)
-    assert report.summary(text_of(report.README)) == text_of(report.README)
+@pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
+def test_the_numbers_of_the_benchmarks_are_those_of_their_results(path):
+    assert report.written(path) == text_of(path)
+
+
+def test_the_best_turn_of_each_contender_is_kept(tmp_path):
+    turns = [("float", 3.0), ("Quark's library", 9.0), ("float", 2.0), ("Quark's library", 10.0)]
+    benchmarks = [
+        {"fullname": "bench/test_a.py::test[0]", "group": "g", "extra_info": {"contender": who}, "stats": {"median": seconds}}
+        for who, seconds in turns
+    ]
+    machine = {"cpu": {"brand_raw": "a processor", "count": 2}, "quark_numba": {}}
+    content = {"datetime": "2026-11-27T20:00", "machine_info": machine, "benchmarks": benchmarks}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    ((name, kept),) = report.results_of(tmp_path / "run.json")
+    assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "Quark's library": 9.0}})
+    assert "best" in report._machine(report.Results(kept))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0045, "0.0045"), (0.996, "1.0"), (1.96, "2.0"), (9.96, "10"), (188.7, "190"), (13629, "14,000"), (0, "0")],
+)
+def test_numbers_of_the_benchmarks_have_two_significant_digits(number, text):
+    assert report.digits(number) == text
 
 
 def test_the_first_readme_has_the_start_up_times_of_the_benchmarks():
     content = json.loads(text_of(report.KEPT / "start_up.json"))["seconds"]
     seconds = [*(content[f"start-up: InferenceSession, {name} model, cache empty"][""] for name in ("bf16", "MX9"))]
-    low, high = re.search(r"compiles for (\d+) to (\d+) s", text_of(ROOT / "README.md")).groups()
+    low, high = re.search(r"first `InferenceSession` takes (\d+) to (\d+) s", text_of(ROOT / "README.md")).groups()
     assert (int(low), int(high)) == (round(min(seconds)), round(max(seconds)))
 
 
 def test_the_first_readme_has_the_times_beside_quarks_library():
-    rows = [line.split(" | ") for line in text_of(report.RESULTS).splitlines() if line.startswith("| textline_cls_")]
-    beside = [[float(cell.strip(" |")) for cell in row[4:6]] for row in rows if "threads: 1" in row[0] and len(row) == 6]
-    ours, quark = zip(*beside, strict=True)
+    rows = [line.strip("|").split("|") for line in text_of(report.RESULTS).splitlines() if line.startswith("| textline_cls_")]
+    columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
+    ours, quark = (sorted(column, key=lambda cell: float(cell.replace(",", ""))) for column in columns[4:6])
     text = " ".join(text_of(ROOT / "README.md").split())
-    assert f"takes {min(quark):.0f} to {max(quark):.0f} times as long as `InferenceSession`" in text
-    assert f"`InferenceSession` takes {min(ours):.1f} to {max(ours):.1f} times as long as the float model" in text
+    assert f"takes {quark[0]} to {quark[-1]} times as long as `InferenceSession`" in text
+    assert f"`InferenceSession` takes {ours[0]} to {ours[-1]} times as long as the float model" in text

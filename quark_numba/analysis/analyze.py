@@ -163,7 +163,7 @@ def analyze(
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The models, and what is measured. An analyzer is made of it in each process."""
+    """The models, and what is measured. Each process makes its analyzer from one."""
 
     model: Source
     reference: Source | None
@@ -182,7 +182,7 @@ def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Wo
 
 
 class _Analyzer:
-    """`recipe` is for this process, and `elsewhere` for others."""
+    """What measures batches. `recipe` is for this process, and `elsewhere` for other processes."""
 
     def __init__(self, recipe: _Recipe, elsewhere: _Recipe, *, threads: int) -> None:
         self.recipe, self.elsewhere, self.threads = recipe, elsewhere, threads

@@ -70,7 +70,7 @@ def quick_converters(key: Key) -> dict[int, Any]:
 
 @functools.cache
 def _value_of(key: Key) -> Any:
-    """x as stored -> float32."""
+    """Return the function from an element as stored to its float32 value."""
     decode = codecs.decoder(key.x)
     if not key.rounds_to_bfloat16:
         return decode

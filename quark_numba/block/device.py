@@ -51,7 +51,7 @@ _columns = jit.inline(count_columns)
 
 
 def blocks(work_address: int, block: int, thread: int) -> int:
-    """Convert the blocks of a thread."""
+    """Convert the blocks of one thread of the GPU."""
     work = record_at(work_address, WORK)
     unit = unsigned(block * THREADS + thread)
     if unit >= work.units:

@@ -75,19 +75,19 @@ def gather(x: Any, start: int, step: int, count: int, rows: int, tile: Any, widt
 
 
 def scatter(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
-    """Undo `gather`."""
+    """Write the columns of a tile to blocks of y, as `gather` reads them from x."""
     for column in range(unsigned(count)):
         for row in range(unsigned(rows)):
             y[unsigned(start) + column * unsigned(step) + row] = tile[row * unsigned(width) + column]
 
 
 def gather_float32(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
-    """`gather` for float32."""
+    """Do what `gather` does, for float32, by `transpose`."""
     transpose(x.ctypes.data + 4 * start, step, count, rows, tile.ctypes.data, width)
 
 
 def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
-    """`scatter` for float32."""
+    """Do what `scatter` does, for float32, by `transpose`."""
     transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, step)
 
 
@@ -329,7 +329,7 @@ def task(work_address: int, index: int) -> None:
 
 
 def task_names(key: Key) -> dict[str, Any]:
-    """Return what `task` needs for a key."""
+    """Return the names that the template `task` needs for a key."""
     names = {"convert_part": _run(key), "IS_PACKED": False, "Y_PER_BYTE": 1}
     names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type}
     if not key.y.is_packed:

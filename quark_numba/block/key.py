@@ -21,7 +21,7 @@ FLOOR, MICROEXPONENT, EVEN, CEIL, RCEIL, NVFP4 = ("floor", "microexponent", "eve
 
 
 class Key(NamedTuple):
-    """A key of the dispatch table."""
+    """A key of the dispatch table of block formats."""
 
     x: ElementType
     element: ElementType | None  # a float type; None for whole numbers of steps

@@ -43,7 +43,7 @@ def mx(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mappin
 
 
 def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks, axis: int) -> AnyOperand:
-    """x of one element is returned as it is (see ``kernels.run``)."""
+    """Return x rounded to a format. An x of one element is returned as it is (see ``kernels.run``)."""
     shape, x_type = _shape(op, x), _type_of(x)
     if 0 in shape or all(length == 1 for length in shape):
         return x
@@ -311,7 +311,7 @@ def _cut(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int, sub_bloc
 
 
 def _padded(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> AnyOperand:
-    """Return x with zeros behind it along an axis, so that its length is whole blocks."""
+    """Return x with zeros after it along an axis, so that its length is a whole number of blocks."""
     length, in_front, behind = _shape(op, x)[axis], [0] * (op.rank(x) + axis), [0] * (op.rank(x) - axis - 1)
     if length is not None:
         return op("Pad", x, int64s(*in_front, -length % block, *behind))

@@ -118,7 +118,7 @@ def _csv(analysis: Analysis) -> str:
 
 
 # The places in a text where a spreadsheet may see the begin of a formula: one of these characters comes next. If semicolons
-# separate its cells, a cell begins behind one within double quotes, too, and double quotes at its begin are skipped.
+# separate its cells, a cell also begins after one within double quotes, and double quotes at its begin are skipped.
 _FORMULA = re.compile('^(?=[-=+@\t\r\n\0＝＋－＠])|(?<=;)(?=[-=+@\t\r\n\0＝＋－＠"])')
 
 

@@ -36,7 +36,7 @@ class QuantizationNodes:
 
     @property
     def why(self) -> str:
-        """Why nobody runs them, if that is known."""
+        """The reason why neither library runs the nodes, if it is known."""
         return (self.run_by == "nobody" and refused.reason(*self.operator.split("::", 1))) or ""
 
 

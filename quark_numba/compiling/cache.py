@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 SUFFIX = ".kernel"
 
 # The beginning of a file, and the names of files: the function, two digests, and of unfinished files the process. What does not
-# have both is somebody else's.
+# have both belongs to another program.
 _MARK = b"quark_numba kernel\n"
 _NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
 

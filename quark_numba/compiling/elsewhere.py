@@ -33,7 +33,7 @@ _RAISES = "quark_numba_raises"
 
 
 class _Engine:
-    """In the place of LLVM's execution engine: it takes modules, and makes nothing of them."""
+    """A stand-in for LLVM's execution engine, which takes modules and does not compile them."""
 
     def __init__(self, target_machine: Any) -> None: ...
 
@@ -57,7 +57,7 @@ class _Library(codegen.JITCodeLibrary):  # type: ignore[misc]  # which has no ty
 
 
 def begin(machine: Machine) -> None:
-    """Compile for `machine` from now on."""
+    """Compile for another machine from now on."""
 
     class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc]
         _library_class = _Library

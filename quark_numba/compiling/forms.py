@@ -20,7 +20,7 @@ def forms(
     """Return the functions that compile a family's templates for a key of its dispatch table.
 
     The first template takes the operands and converts them on the caller's thread. The second one takes a number of slices
-    behind them, and uses Numba's threads. The third one becomes the C function void (int64_t work, size_t index) that ONNX
+    after them, and uses Numba's threads. The third one becomes the C function void (int64_t work, size_t index) that ONNX
     Runtime's threads call.
 
     `name_of` returns what tells keys apart in symbols, `arguments_of` Numba's types of the operands. The other functions return

@@ -52,7 +52,7 @@ class Helpers:
     Raises
     ------
     ValueError
-        If PROCESSES is no number of processes.
+        If PROCESSES is not a number of processes.
     """
 
     def __init__(self, statements: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class Helpers:
             _end(helper)
 
     def _start(self) -> None:
-        if os.getpid() != self._process:  # in a fork, nobody would end the helpers
+        if os.getpid() != self._process:  # nothing would end the helpers of a fork
             return
         programs, self._programs = self._programs, []
         if sys.executable in _failed or any(helper.poll() is None for helper in _running):

@@ -152,7 +152,7 @@ IMPORTS = RLock()
 
 
 def _wait_for(lock: Any) -> None:
-    """Let forks wait until no other thread holds a lock, which nobody would release in the child."""
+    """Let forks wait until no other thread holds a lock: in the child it would stay locked."""
     taken = False
 
     def before() -> None:

@@ -146,7 +146,7 @@ def write(path: Path, content: bytes) -> None:
 
 @functools.cache
 def warn(folder: str, reason: str) -> None:
-    """Say, once, that nothing can be kept in a folder, why, and what to do."""
+    """Log, once a process, that nothing can be kept in a folder, why, and what to do."""
     _log.warning(
         "%s: compiled kernels and models cannot be kept: %s. Each process makes them again, which takes seconds. Let "
         "NUMBA_CACHE_DIR name a folder that belongs to this user, and that others cannot write to",

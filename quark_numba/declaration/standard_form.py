@@ -24,7 +24,7 @@ class Builder(ABC, Generic[AnyOperand]):
     """Writes nodes of ONNX's standard operators in front of the node whose standard form they are.
 
     ``op("Add", x, 1.0)`` writes a node, and returns its output. An input is an operand, an array, a Python float, which is a
-    float32, or None, which is left out. So all constants that are no arrays are float32.
+    float32, or None, which is left out. So all constants that are not arrays are float32.
 
     Parameters
     ----------
@@ -93,12 +93,12 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with a constant in the place of NaN. ONNX Runtime's Where gives 0 for a -0 in its second input, which is the
+        """Return x with a constant in place of NaN. ONNX Runtime's Where gives 0 for a -0 in its second input, which is the
         constant here. In its third input -0 stays."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
-        """Return x with 0 in the place of -0.
+        """Return x with 0 in place of -0.
 
         ONNX Runtime's optimizers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""

@@ -30,7 +30,7 @@ def preparer(key: Key) -> Any:
 
 @functools.cache
 def converter(key: Key) -> Any:
-    """Return the function (x, the numbers) -> y."""
+    """Return the function of a key, from x and the numbers of its format to y."""
     return inline(_FUNCTIONS[key.form][1], rounded=_ROUNDED[key.rounding_mode])
 
 
@@ -277,7 +277,7 @@ def _float16(x: Any, numbers: Any) -> Any:
 
 
 def _bfloat16(x: Any, numbers: Any) -> Any:
-    """`_float16` for bfloat16. Every NaN becomes the quiet one with its sign."""
+    """Do what `_float16` does, for bfloat16. Every NaN becomes the quiet one with its sign."""
     return _bfloat16_value(x) if x == x else np.copysign(_f32(np.nan), x)
 
 

@@ -95,7 +95,7 @@ def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
 
 
 def prepare_at(parameters_address: int, numbers_address: int, rows: int) -> int:
-    """`prepare`, for arrays by their addresses."""
+    """Do what `prepare` does, for arrays that are given by their addresses."""
     parameters = array_at(parameters_address, rows * PARAMETERS, np.float64)
     return 1 if prepare_rows(parameters, array_at(numbers_address, rows * COUNT, DTYPE), rows) else 0
 

@@ -91,7 +91,7 @@ def count_numbers(key: Key) -> int:
 
 
 def dtype_of(key: Key) -> Any:
-    """Return the dtype of these numbers."""
+    """Return the dtype of the numbers that describe a key's format."""
     return np.float64 if FORMS[key.form].is_double else np.float32
 
 

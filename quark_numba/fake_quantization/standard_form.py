@@ -263,7 +263,7 @@ def _of_clamped(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mo
 
 
 def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    """A limit of y needs no nodes of its own if it is what comes of the limit of x."""
+    """A limit of y needs no extra nodes if it is the result of the limit of x."""
     least, most, low, width, last, y_low, y_high, y_width = numbers
 
     def of_limit(limit: NDArray[Any]) -> NDArray[Any]:

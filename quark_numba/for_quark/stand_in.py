@@ -35,7 +35,7 @@ def get_legacy_torch_library_path(device: str = "CPU") -> str:
 
 
 def compile_library() -> None:
-    """There is nothing to compile."""
+    """Do nothing, as there is no library to compile."""
 
 
 def fill(module: ModuleType) -> None:

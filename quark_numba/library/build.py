@@ -179,7 +179,7 @@ def _compile(job: targets.Job, name: str) -> None:
 
 
 def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
-    """Return what the nodes of models need."""
+    """Return the operators, types and attributes that the nodes of models need."""
     with native.REGISTRY.listing_needs() as needs:
         for model in models:
             options = onnxruntime.SessionOptions()

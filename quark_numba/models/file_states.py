@@ -9,7 +9,7 @@ State = list[int]
 
 
 def state_of(path: str | os.PathLike[str]) -> State:
-    """Return what changes if a file is changed."""
+    """Return the size, inode and times of a file, which differ after any change of it."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: no file has such a name

@@ -15,7 +15,7 @@ from .temporary import FRESH, PREFIX, exchanging, temporary_folder
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write content to a file, as `write_by` does."""
+    """Write content to a file, whole or not at all, as `write_by` does."""
     write_by(path, lambda written: Path(written).write_bytes(content))
 
 

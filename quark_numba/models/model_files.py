@@ -160,7 +160,7 @@ class Source:
 
     @property
     def files(self) -> list[str]:
-        """The paths of the files of tensors."""
+        """The paths of the files that hold tensors of the model."""
         return sorted(self._states)
 
     @property
@@ -183,7 +183,7 @@ class Source:
         return model
 
     def whole(self) -> onnx.ModelProto:
-        """Return the model with all tensors in it."""
+        """Return the model after reading all tensors into it."""
         if self._folder is not None:
             load_tensors(self.proto, self._folder, self._name, self._leave)
         return self.proto

@@ -24,7 +24,7 @@ _SUFFIX = ".tmp"
 _NAME = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}\{_SUFFIX}")
 
 # The file of a folder that its process keeps open, and locked where the system has locks that end with a process; and what is
-# in it. A folder of the same name without it is somebody else's.
+# in it. A folder of the same name without it belongs to another program.
 _LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it is no longer used.\n"
 
 # The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in another one,
@@ -178,7 +178,7 @@ def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str]) -> No
 
 
 def _identity(path: str) -> list[int]:
-    """Return what a file keeps when it is renamed."""
+    """Return the inode, the size and the time of modification of a file, which a renamed file keeps."""
     state = os.lstat(path)
     return [state.st_ino, state.st_size, state.st_mtime_ns]
 

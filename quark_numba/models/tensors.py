@@ -125,7 +125,7 @@ def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> N
 
 
 def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each part, and the row behind its last one. All parts but the only one have several rows."""
+    """Yield the first row of each part, and the row after its last one. All parts but the only one have several rows."""
     shape = tensor.shape.numpy()
     rows = shape[row_axis(shape)] if shape else 1
     unit = math.lcm(unit_of(tensor), _ALIGNED_ROWS) if tensor.dtype.bitwidth < 8 else max(unit_of(tensor), 2)

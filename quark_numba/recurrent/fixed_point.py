@@ -94,5 +94,5 @@ def mantissa_and_shift(number: float, bits: int) -> tuple[int, int]:
         scaled, shift = scaled * 2, shift + 1
     while scaled > 1 << bits:
         scaled, shift = scaled / 2, shift - 1
-    mantissa = int(scaled + 0.5)  # exact for 38 bits and fewer behind the point
+    mantissa = int(scaled + 0.5)  # exact for 38 bits and fewer after the point
     return (mantissa if number > 0 else -mantissa), shift

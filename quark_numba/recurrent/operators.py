@@ -1,4 +1,4 @@
-"""The declarations of the family's operators."""
+"""The declarations of the operators of the LSTM layer."""
 
 from __future__ import annotations
 

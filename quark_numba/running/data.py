@@ -190,7 +190,7 @@ class Layout:
         )
 
     def rows(self, headers: Mapping[str, Any], part: int) -> tuple[int, int]:
-        """Return the first row of batch number `part`, and the one behind its last row."""
+        """Return the first row of batch number `part`, and the one after its last row."""
         length, step = next(iter(headers.values())).shape[0], self.batch or 1
         return part * step, min((part + 1) * step, length)
 
@@ -404,7 +404,7 @@ def _feeds(function: Callable[[], Any], name: str) -> Iterable[Any]:
 
 
 def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each feed. In the place of one that the caller's object fails to return, yield the error, and go on behind it.
+    """Yield each feed. In the place of one that the caller's object fails to return, yield the error, and go on after it.
     Raise ModelError if the object returns nothing but errors any more."""
     get, end = _getter(feeds, name)
     failures = 0
@@ -426,7 +426,7 @@ def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _getter(feeds: Iterable[Any], name: str) -> tuple[Callable[[int], Any], object]:
-    """Return the function that returns the feed of the next number, and what it returns behind the last one."""
+    """Return the function that returns the feed of the next number, and what it returns after the last one."""
     end = object()
     with errors_named(name):
         if isinstance(feeds, Sequence):

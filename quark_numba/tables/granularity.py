@@ -21,7 +21,7 @@ NEAREST_FAULTS = {
     THRESHOLD: "threshold has an element that is not above 0; expected positive numbers",
 }
 
-# Values of `axis` that are no axes: there are no channels; the last axis of an x of three dimensions, or else axis 1.
+# Values of `axis` that are not axes: there are no channels; the last axis of an x of three dimensions, or else axis 1.
 NO_AXIS, BY_RANK = -(2**63), -(2**63) + 1
 
 # The entries that are compared in one pass over a tile of x. Rows are filled up to a multiple with NaN, which has no effect.

@@ -107,7 +107,7 @@ def test_an_output_in_a_longer_file_without_a_length(tmp_path):
 @pytest.mark.usefixtures("is_large")
 @pytest.mark.parametrize("has_types", [True, False])
 def test_weights_that_are_inputs_too(has_types, tmp_path):
-    """In IR version 3 all are."""
+    """In IR version 3 all weights are graph inputs, too."""
     random = np.random.default_rng(2)
     weights = {name: random.normal(0, 1, (40, 40)) for name in ("w", "w2")}
     nodes = ["v = com.amd.quark.MXQuantizeDequantize (w)", "y = MatMul (x, v)", "z = MatMul (y, w2)"]
@@ -146,7 +146,7 @@ def test_a_file_that_disappears(tmp_path):
 
 @pytest.mark.slow
 def test_a_small_model_is_read_at_once(tmp_path):
-    """Its file may change afterwards."""
+    """The file of a small model may change after the call has read it."""
     path = large("bf16", tmp_path / "model")
 
     def feeds():
@@ -160,7 +160,7 @@ def test_a_small_model_is_read_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
-    """Nor does a model in memory lose its tensors."""
+    """A large reference stays in its file, and a model in memory keeps its tensors."""
     request.getfixturevalue("is_large")
     reference = float_twin.load(large("float", tmp_path / "float"))
     size = reference.proto.ByteSize()

@@ -618,7 +618,7 @@ def test_pairs_of_casts():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_optimized", [False, True])
 def test_blocks_with_computed_scales(is_optimized, tmp_path):
-    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are no tensors
+    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not tensors
     of their own."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
     if is_optimized:

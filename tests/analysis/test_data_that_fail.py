@@ -201,7 +201,7 @@ def test_an_object_that_returns_another_array_than_it_says(rows, path):
 
 
 def test_a_masked_array_is_refused(path):
-    """Its mask would be lost."""
+    """A masked array in data is refused, as its mask would be lost."""
     masked = np.ma.array(X, mask=X > 0)
     for wrong in ({"x": masked}, masked, {"x": type("Variable", (Lazy,), {"rows": masked})()}):
         with pytest.raises(ModelError, match=r"number 1: array x is a masked array.*filled"):
@@ -225,7 +225,7 @@ def test_workers(path):
 
 @pytest.mark.parametrize("error", ["OSError", "RuntimeError"])
 def test_command(error, path, tmp_path, monkeypatch, terminal):
-    """It is an error of the input, and not of the output."""
+    """The command reports an error of the input, and not of the output."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"lazy_{error}.py").write_text(
         f"""

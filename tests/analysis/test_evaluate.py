@@ -229,7 +229,7 @@ def test_data_are_needed(function):
 
 @sizes("count", 300, full=10_000)
 def test_many_small_files(count, tmp_path):
-    """The files are read one by one."""
+    """Files of a folder are read one by one."""
     path = tmp_path / "m.onnx"
     onnx.save(model(["y = Neg (x)"], [("x", "float32", [2])], ["y"], domains=[]), path)
     folder = tmp_path / "data"

@@ -56,7 +56,8 @@ def test_numbers(axis, keepdims):
 
 
 def test_labels_that_fit_in_some_batches():
-    """They are refused, with the batch, the output and both shapes; or the batch is left out and named."""
+    """Labels that fit only in some batches are refused, with the batch, the output and both shapes; or the batch is left
+    out."""
     right = SCORES.argmax(-1)
     good = [{"x": x, "l": label} for x, label in zip(SCORES, right, strict=True)]
     for wrong in (
@@ -147,7 +148,7 @@ def test_a_class_axis_that_no_output_has(axis):
 
 
 def test_the_class_axis_has_one_element_in_a_batch():
-    """There is nothing to choose from, so that the places of that batch do not count."""
+    """Places of a batch whose class axis has one element do not count, as there is nothing to choose from."""
     whole = scores(shape=("n", "k"))
     found = quark_numba.evaluate(whole, [SCORES[0, :, 0], SCORES[1, :, 0, :1], SCORES[1, :, 0, :0]])
     (output,) = found.outputs

@@ -80,7 +80,7 @@ def test_interrupted_runs_are_not_continued_on_other_providers(small, tmp_path):
 
 
 def test_providers_that_do_not_start(small, monkeypatch):
-    """ONNX Runtime goes on without them."""
+    """ONNX Runtime continues without a provider that does not start; the package refuses it."""
     monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: CPU)
     with pytest.raises(ModelError, match=rf"the model: {OTHERS[0]} did not start"):
         quark_numba.evaluate(*small, execution=Execution(providers=OTHERS))

@@ -46,7 +46,7 @@ def network(names):
 
 
 def escaped(name):
-    """Return a name as it is shown."""
+    """Return a name as tables show it, with control characters escaped."""
     escapes = {"\t": r"\t", "\r": r"\r", "\n": r"\n", "\0": r"\x00", "\x1b": r"\x1b", "\u202e": r"\u202e"}
     return "".join(escapes.get(c, c) for c in name)
 

@@ -81,7 +81,7 @@ def test_in_place():
     ],
 )
 def test_wrong_options_after_a_plan(options, error):
-    """They are equal to right ones, or the plan does not depend on them."""
+    """Wrong options are refused although they equal right ones, or the plan of the call does not depend on them."""
     scale, zero_point = arrays("axis", np.int8)
     for dtype in ("int8", 3):
         quark_numba.quantize(X, scale, zero_point, axis=1, block_size=0, saturate=True, dtype=dtype)

@@ -22,7 +22,7 @@ SEVERAL = r"several would fit x of shape \(2, 9\) and scale of shape \(2, 2\)"
 
 
 class Variable:
-    """An array in a file, with missing values."""
+    """An object like an array in a netCDF file, whose missing values are masked."""
 
     def __array__(self, dtype=None, copy=None):
         return np.ma.array(X)

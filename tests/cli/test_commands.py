@@ -66,7 +66,7 @@ def test_models_of_other_operators(name, row, terminal):
 
 
 def test_formats_of_nodes_that_do_not_say(tmp_path, capsys, terminal):
-    """Their format is the default. If a function leaves the format to its caller, it is unknown."""
+    """Nodes without a format have the default one. If a function leaves the format to its caller, it is unknown."""
     (node,) = parsed("y = com.amd.quark.MXQuantizeDequantize (x)")
     onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
     assert re.search(r"MXQuantizeDequantize +│ mxint8 +│ +1 │ quark_numba", terminal.text("run", tmp_path / "m", "--runs", "1"))
@@ -302,6 +302,6 @@ def test_warmup_refuses(capsys, terminal):
 
 
 def test_names_with_colons(capsys):
-    """Rich would print an emoji."""
+    """Text between colons is printed as it is, where Rich would print an emoji."""
     assert cli.main(["run", ":smile:.onnx"]) == 1
     assert ":smile:.onnx" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def add(path, *, quantized):
 @pytest.mark.parametrize("variant", ["bf16", "bfp16", "mx9", "mxfp8"])
 @pytest.mark.by_default(1)
 def test_formats_have_one_name(variant):
-    """`run` and `analyze` call a format the same."""
+    """`run` and `analyze` call a format by the same name."""
     (name,) = {nodes.element_type for nodes in inventory.quantization_nodes(path_of(variant))}
     assert name == {"bf16": "bfloat16", "mxfp8": "mxfp8_e4m3"}.get(variant, variant)
     twin = float_twin.make_twin(Source.open(path_of(variant)))
@@ -41,7 +41,7 @@ def test_formats_have_one_name(variant):
 
 @pytest.mark.compiled
 def test_there_are_no_empty_tables(tmp_path, terminal):
-    """Where there is nothing, a line says so."""
+    """A line takes the place of a table without rows."""
     path = add(tmp_path / "m.onnx", quantized=False)
     text = terminal.text("run", path, "--runs", "1", "--optimize")
     assert f"Quantization nodes of {path}: none\n" in text

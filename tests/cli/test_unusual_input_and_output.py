@@ -221,7 +221,7 @@ def test_options_that_would_be_ignored(words, needed, terminal, tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_folder_of_models_without_room(tmp_path, capsys):
-    """It is not taken for the output, and the model runs."""
+    """A full folder of models is not reported as a fault of the output, and the model runs."""
     (tmp_path / "file").touch()
     words = ["run", BF16, "--optimize", "--runs", "1", "--cache", str(tmp_path / "file" / "cache")]
     done = finished(*words)
@@ -347,7 +347,7 @@ def test_an_output_that_is_full():
 @pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
 @pytest.mark.slow
 def test_messages_that_cannot_be_written(twice):
-    """The results come all the same."""
+    """Results are printed even if messages cannot be written."""
     with open("/dev/full", "w") as full:
         done = finished("run", twice, "--runs", "1", stderr=full)
     assert done.returncode == 0

@@ -102,7 +102,7 @@ def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason,
 
 
 def test_outputs_beside_inputs(folder):
-    """Other files are written and replaced, also in a folder of data."""
+    """Files beside the inputs are written and replaced, also in a folder of data."""
     for _ in range(2):
         assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "data/out.npz"]) == 0
         assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "/dev/null"]) == 0
@@ -215,7 +215,7 @@ assert os.stat("double").st_nlink == 2
 @pytest.mark.slow
 @pytest.mark.parametrize(("free", "outs"), [(2, ["single", "double", "new"]), (2 * MODEL_PAGES, ["double"])])
 def test_a_full_disk(free, outs, tmp_path):
-    """What was there before stays, also behind a second name, and nothing else is left. Of `free` pages the files take 2 and
+    """What was there before stays, also under a second name, and nothing else is left. Of `free` pages the files take 2 and
     the model MODEL_PAGES, twice where its content has to go into a file that stays."""
     (tmp_path / "disk").mkdir()
     rest = str((32 - free) * mmap.PAGESIZE)

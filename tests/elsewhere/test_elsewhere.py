@@ -76,7 +76,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def program_of_debian(tmp_path_factory):
-    """The same with Debian's own ONNX Runtime, and Debian's own libraries."""
+    """The command that runs the example with Debian's own ONNX Runtime and libraries."""
     needs(ENVIRONMENT, COMPILER)
     libraries = PLACE / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
     path = tmp_path_factory.mktemp("program") / "run"

@@ -121,7 +121,7 @@ def test_quark_is_imported_without_a_compiler_and_says_so_once():
 
 @with_compiler
 def test_without_the_line_quark_needs_a_compiler(tmp_path):
-    """Else the other tests would show nothing."""
+    """Quark alone fails without a compiler; otherwise the other tests would show nothing."""
     with pytest.raises(AssertionError, match="JIT compilation failed"):
         python("-c", "import quark.onnx", TORCH_EXTENSIONS_DIR=str(tmp_path))
 
@@ -217,7 +217,7 @@ def quantized(tmp_path_factory):
 
 
 def path_of_compiler():
-    """PATH with ninja, which comes with Quark."""
+    """Return PATH with the folder of ninja, which comes with Quark."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -309,7 +309,7 @@ def torch_operators():
 
 
 def direct(name, x):
-    """The same by our call on arrays, along the last axis."""
+    """Return what this package's call on arrays gives for a format, along the last axis."""
     import quark_numba
 
     operator, numbers = CALLS[name]
@@ -373,7 +373,7 @@ def test_wrong_arguments_are_named(torch_operators, call, message):
 
 
 def test_tensors_of_other_devices_are_copied(torch_operators):
-    """There is no such device here: a tensor stands for one."""
+    """Tensors of another device are copied to the CPU and back; here, a tensor pretends to be on one."""
     import torch
 
     class Elsewhere:

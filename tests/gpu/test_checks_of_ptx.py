@@ -1,4 +1,4 @@
-"""The checks of PTX find what they look for."""
+"""The checks of PTX find the faults that they look for."""
 
 import ptx
 import pytest

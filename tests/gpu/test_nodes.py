@@ -155,7 +155,7 @@ def test_regions_of_blocks(shape, other, axis):
 
 @pytest.mark.slow
 def test_a_region_with_more_loops_than_a_kernel_has():
-    """The optimizer writes none."""
+    """A region with more loops than a kernel has gets an error from the run. The optimizer writes none."""
     shape = [2, 3, 2, 3, 2]
     program = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
     node = onnx.helper.make_node("Region", ["x", "w"], ["y"], domain="quark_numba", program=program)

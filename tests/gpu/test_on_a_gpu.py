@@ -129,7 +129,7 @@ def test_io_binding_and_a_graph_of_cuda():
 
 
 def test_sessions_in_threads():
-    """Each of them has a stream of its own."""
+    """Sessions in several threads, each with its own stream, give the same results."""
     model = text_model(f"(float[n, 5] x) => (float[n, 5] y) {{ {PAIR} }}", s=np.float32(0.1), z=np.int8(0))
     expected, wrong = session(model, provider=CPU), []
 

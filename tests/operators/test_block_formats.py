@@ -132,7 +132,7 @@ def test_blocks_beyond_the_axis(axis):
 @pytest.mark.slow
 @pytest.mark.compiled
 def test_large_arrays():
-    """Several threads work on these arrays."""
+    """Arrays that are large enough for several threads give the oracle's results."""
     for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):
         x = values(shape, "float32")
         expected = oracle.mx(x, element_dtype="int8", axis=axis, block_size=32, rounding_mode=0)

@@ -125,7 +125,7 @@ def test_all(name, capsys):
 
 
 def test_results_are_of_these_sources():
-    """If this fails, `pytest -m exhaustive` is due."""
+    """The recorded results belong to the present sources; otherwise `pytest -m exhaustive` is due."""
     assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())
 
 

@@ -145,7 +145,7 @@ def test_layouts_of_arrays(operator):
 @pytest.mark.parametrize("name", default_of([each.name for each in OF_DIALECTS], "Quant"))
 @pytest.mark.compiled
 def test_large_arrays(name):
-    """Calls split large arrays among threads."""
+    """Calls on large arrays, which threads share, give the oracle's results."""
     (operator,) = [each for each in OF_DIALECTS if each.name == name]
     for seed in range(3):
         node = random_node(operator.domain, name, 11 * seed + 7)  # all with x of shape (2, 3, 4, 5)
@@ -285,7 +285,7 @@ def test_tools_of_onnx(operator):
 @operators
 @pytest.mark.by_default(3)
 def test_constants_are_folded(operator):
-    """Also those with int64 bit widths."""
+    """Constants are folded, also with int64 bit widths."""
     for seed in (4, 6, 7):
         node = random_node(operator.domain, operator.name, seed)
         made = node.model(constants=True)
@@ -376,7 +376,7 @@ def node_of(operator, attributes, inputs):
 @wrong_inputs
 @pytest.mark.by_default(1)
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
-    """The session goes on."""
+    """Wrong inputs raise an error in each run of a session, which goes on."""
     node = node_of(operator, attributes, inputs)
     made = session(node.model())
     for _ in range(2):
@@ -443,7 +443,7 @@ def test_wrong_types(operator, inputs):
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["FixedPerTensorAffine", "FakeQuantizeLearnablePerchannelAffine"])
 def test_operators_of_mqbench_are_refused_by_name(name, tmp_path):
-    """They are in ONNX's own domain."""
+    """MQBench's operators are refused by name, although they are in ONNX's own domain."""
     made = text_model(f"(float[] x, float[] s, int32[] z) => (float[] y) {{ y = {name} <quant_min = 0> (x, s, z) }}")
     with pytest.raises(quark_numba.ModelError, match=f"ai.onnx::{name}, which cannot run: it is a step of MQBench's export"):
         quark_numba.InferenceSession(made)

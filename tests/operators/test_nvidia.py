@@ -176,7 +176,7 @@ def test_every_code_and_exponent():
 @pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
 @pytest.mark.slow
 def test_models_declare_codes_as_uint8(declared, has_zero_point):
-    """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node behind it."""
+    """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node after it."""
     x = f32([[1, -2, 0.3], [400, np.nan, 1e9]])
     inputs = [x, f32(0.5), np.zeros((), FLOAT8)][: 2 + has_zero_point]
     expected = expected_of("QuantizeLinear", inputs, {})
@@ -228,7 +228,7 @@ def test_onnxs_tools(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", [nvfp4_quantize, mxfp8_quantize])
 def test_layouts(quantize):
-    """Any strides, memory order and byte order."""
+    """Any strides, memory order and byte order give the same results."""
     x = np.random.default_rng(0).normal(0, 4, (32, 6, 64)).astype(f32)
     for axis in (0, 1, -1):
         expected = quantize(x, axis=axis)

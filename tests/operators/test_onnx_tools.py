@@ -82,7 +82,7 @@ def chain():
 
 
 def value_infos(inferred):
-    """Return element types and shapes by name."""
+    """Return the element types and shapes of a model's values by name."""
     infos = {}
     for value in inferred.graph.value_info:
         tensor = value.type.tensor_type

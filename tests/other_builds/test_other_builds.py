@@ -61,7 +61,7 @@ def test_sessions(name, providers):
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "u32"])
 def test_standard_operators_on_the_cpu(name):
-    """They give every bit of drop-in sessions."""
+    """Standard operators on the CPU give every bit of drop-in sessions."""
     standard = quark_numba.optimize(MODELS / f"textline_cls_{name}.onnx", operators="standard")
     assert {node.domain for node in standard.graph.node} == {""}
     options = session_options("DISABLE_ALL")
@@ -131,7 +131,7 @@ def test_openvino(element_type, scale):
 @only_openvino
 @pytest.mark.parametrize("element_type", ["int8", "uint8", "uint16"])
 def test_codes_with_openvino(element_type):
-    """Quantize and dequantize nodes are apart."""
+    """Quantize and dequantize nodes that are not next to each other run with OpenVINO's provider."""
     zero_point = np.array(5, element_type)
     text = "q = ExtendedQuantizeLinear (x, s, z)  r = Reshape (q, n)  y = ExtendedDequantizeLinear (r, s, z)  c = Identity (q)"
     number = find(element_type).number
@@ -192,7 +192,7 @@ def test_drop_in_sessions(standard_ops):
 
 @PROVIDERS
 def test_operators_of_onnx(providers):
-    """With other providers these nodes are theirs."""
+    """With other providers, nodes of ONNX's own operators stay theirs."""
     x, _ = expected_of("bf16")
     ours = quark_numba.InferenceSession(MODELS / "textline_cls_a8w8.onnx", providers=providers).run(None, {"x": x})[0]
     theirs = onnxruntime.InferenceSession(str(MODELS / "textline_cls_a8w8.onnx"), providers=providers).run(None, {"x": x})[0]

@@ -293,7 +293,7 @@ def of_another(path):
 @pytest.mark.compiled
 @pytest.mark.parametrize("change", [lambda file: file.chmod(0o664), lambda file: file.chmod(0o646), of_another])
 def test_a_file_that_others_could_have_written(change, place):
-    """It is not loaded, and made again."""
+    """A file that others could have written is not loaded; the kernel is compiled again."""
     PLANTED.clear()
     compile_one()
     (file,) = cache.files()
@@ -384,7 +384,7 @@ def test_a_link_of_this_user(place, tmp_path):
 @posix
 @pytest.mark.compiled
 def test_a_folder_that_can_only_be_read(place, monkeypatch, caplog):
-    """Its kernels are loaded, as those in a read-only image are. Others are compiled, which gives a warning."""
+    """Kernels of a read-only folder are loaded, as in a read-only image. Others are compiled, which gives a warning."""
     compile_one()
     cache.place.cache_clear()
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
@@ -405,7 +405,7 @@ def refused(**_):
 
 @posix
 def test_the_packages_folder_if_others_can_write_to_it(monkeypatch, tmp_path):
-    """It stays as it is, since it is Python's, and kernels are in the user's cache."""
+    """The package's folder stays as it is, since it is Python's, and kernels are in the user's cache."""
     beside = tmp_path / "__pycache__"
     beside.mkdir()
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
@@ -573,7 +573,7 @@ def symbol_in(folder, count, other):
 
 @pytest.mark.slow
 def test_a_file_that_another_process_has_written_meanwhile(tmp_path):
-    """Its symbol differs, as it has a number that counts what a process has compiled."""
+    """The symbol in such a file differs, as it has a number that counts what a process has compiled."""
     others = symbol_in(tmp_path / "other", 2, tmp_path / "none")
     assert symbol_in(tmp_path / "alone", 1, tmp_path / "none") != others
     assert symbol_in(tmp_path / "own", 1, tmp_path / "other") == others

@@ -72,12 +72,12 @@ print(sources.digest("quark_numba.linear.kernels"), sources.digest_of_package())
 
 
 def copied(folder):
-    """Return the package, copied into a folder."""
+    """Return the folder of a copy of the package."""
     return shutil.copytree(PACKAGE, folder / "quark_numba", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def archived(package):
-    """Return an archive with the package."""
+    """Return a zip archive with the package."""
     path = package.with_suffix(".zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for each in sorted(package.rglob("*")):
@@ -104,7 +104,7 @@ def printed(code, *words, place="", **environment):
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_an_archive(tmp_path):
-    """Its kernels are those of an ordinary installation, as its sources are. Kept models depend on the sources, too."""
+    """In an archive, kernels and sources are those of an ordinary installation. Kept models depend on the sources, too."""
     place = archived(copied(tmp_path))
     file, kernels, package = printed(QUANTIZE, place=place)
     assert file.startswith(str(place))
@@ -160,7 +160,7 @@ def test_other_code_has_another_text(other):
 
 
 def test_the_order_of_a_set_does_not_count():
-    """It is another in each process."""
+    """A digest does not depend on the order of a set, which differs between processes."""
     words = "{'a', 'b', 'c', 'd', 'e'}"
     texts = {text_of(f"x in {words}"), text_of(f"x in {{{', '.join(sorted(eval(words), reverse=True))!r}}}")}
     assert len(texts) == 2
@@ -168,7 +168,7 @@ def test_the_order_of_a_set_does_not_count():
 
 
 def test_a_module_without_a_file():
-    """An operator of a notebook, of which nobody knows what it depends on, is not kept."""
+    """The kernel of a notebook's operator is not kept, as what it depends on is unknown."""
     assert cache.digest("__main__") == ""
     assert cache.digest("no_such_module") == ""
     assert cache._File("compute_").cache_path is None

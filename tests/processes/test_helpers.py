@@ -82,7 +82,7 @@ def test_nothing_is_started_unless_this_process_compiles(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
 @pytest.mark.parametrize("script", [None, "exit 1", "exec sleep 1000"])
 def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch, caplog):
-    """It cannot be started, it ends at once, or it hangs. No session of the process starts it again, and a warning says so."""
+    """A helper cannot be started, ends at once, or hangs. No session of the process starts it again, and a warning says so."""
     python = tmp_path / "python"
     if script:
         python.write_text(f"#!/bin/sh\necho >>{tmp_path}/started\n{script}\n")
@@ -117,7 +117,7 @@ def test_a_helper_ends_with_the_session(tmp_path):
 
 
 def test_a_helper_that_starts_too_late_is_ended(tmp_path):
-    """Another thread compiles while the context ends."""
+    """A helper that starts after the context has ended, because another thread compiles, is ended."""
     late = ["import time; time.sleep(1000)"]
     with Helpers(late) as helpers:
         start, programs = helpers._start, helpers._programs
@@ -201,7 +201,7 @@ def test_the_folders_of_modules(monkeypatch):
 
 
 def test_a_program_without_a_folder(monkeypatch):
-    """It would be looked for in the current folder."""
+    """A program that is named without a folder is not started: it would be looked for in the current folder."""
     monkeypatch.setattr(sys, "executable", "python3")
     assert most_helpers() == 0
 

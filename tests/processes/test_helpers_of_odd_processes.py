@@ -168,7 +168,7 @@ def test_a_process_that_is_killed(number, count, mark):
 
 
 def test_a_killed_process_whose_fork_lives_on(mark):
-    """The fork has a copy of all that was open."""
+    """Helpers of a killed process end although its fork has a copy of all open files."""
     code = PROGRAM.format(path="") + "go(SLEEP, fork=True)"
     with subprocess.Popen([sys.executable, "-c", code], env=environment(mark), stdout=subprocess.PIPE) as process:
         process.stdout.readline()
@@ -187,7 +187,7 @@ def test_a_killed_process_whose_fork_lives_on(mark):
 @pytest.mark.parametrize("entry", ["''", "'.'", "'relative'", "pathlib.Path(folder)", "folder.encode()"])
 @pytest.mark.by_default(1)
 def test_a_helper_imports_what_its_process_would(entry, mark, tmp_path):
-    """It imports nothing from the current folder. Python ignores entries of `sys.path` that are no text."""
+    """A helper imports nothing from the current folder. Like Python, it ignores entries of `sys.path` that are not text."""
     evil = tmp_path / "relative"
     evil.mkdir()
     for folder in (tmp_path, evil):

@@ -291,7 +291,7 @@ def other_nodes(*operators):
 
 
 def other_arrays(operator, attributes, shapes):
-    """Return all attributes, and the inputs."""
+    """Return all attributes and the inputs of normalizations and layers."""
     rng = np.random.default_rng(34)
     if operator == LSTM:
         attributes = random_lstm(3)[0] | attributes

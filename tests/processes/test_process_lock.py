@@ -52,7 +52,7 @@ def takes(folder, name):
 
 
 def test_a_lock_of_another_process(hold, tmp_path, monkeypatch):
-    """It is waited for with a limit, and is free when its process is killed."""
+    """A process waits for another's lock with a limit, and the lock is free when its process is killed."""
     process = hold("a")
     with monkeypatch.context() as patch:
         patch.setattr(process_lock, "_PATIENCE", 0.05)
@@ -130,7 +130,7 @@ def one(x):
 @pytest.mark.compiled
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_kernel_that_another_process_compiles(writes, hold, tmp_path, monkeypatch, caplog):
-    """Its file is waited for and loaded. If the other process ends without it, the kernel is compiled here."""
+    """A process waits for the other's file and loads it. If the other ends without a file, the kernel is compiled here."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
     caplog.set_level("INFO")
@@ -170,7 +170,7 @@ session = quark_numba.InferenceSession(MODELS / "textline_cls_mx9.onnx")
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_processes_at_once(tmp_path):
-    """Each kernel is compiled once."""
+    """Of several processes at once, one compiles each kernel."""
     logs = [tmp_path / f"{number}.log" for number in range(4)]
     started = [
         start(SESSIONS.replace("LOG", repr(str(log))), NUMBA_CACHE_DIR=str(tmp_path), QUARK_NUMBA_COMPILE_PROCESSES="1")

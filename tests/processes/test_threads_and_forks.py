@@ -352,7 +352,7 @@ assert numba.njit(lambda x: f(x))(1.0) == 4
 
 @pytest.mark.slow
 def test_a_session_created_when_the_interpreter_ends():
-    """Other threads can no longer enter Python then."""
+    """A session can be created while the interpreter ends, when other threads can no longer enter Python."""
     run("""
 import onnxruntime
 options = onnxruntime.SessionOptions()

@@ -58,7 +58,7 @@ def test_a_pair_is_a_step(name):
 @pytest.mark.parametrize("columns", [3, 3000])
 @pytest.mark.by_default(1)
 def test_weights_are_folded(name, columns):
-    """Large ones are rounded when they are written."""
+    """Pairs of Cast of weights are folded. Large weights are rounded when they are written."""
     w = np.random.default_rng(51).normal(0, 1, (30, columns)).astype(np.float32)
     w[:2, 0] = 1e-9, -1e-9
     before = model([*pair("w", "v", name), "y = MatMul (x, v)"], INPUTS, ["y"], initializers=floats(w=w), opset=17)

@@ -146,7 +146,7 @@ def test_codes_that_take_more_room_than_floats():
     ids=["pair", "blocks", "gather"],
 )
 def test_nodes_behind_codes_of_blocks(more, expected):
-    """They are folded as they are behind floats. A Gather takes rows of floats."""
+    """Nodes after codes of blocks are folded as they are after floats. A Gather takes rows of floats."""
     weight = np.random.default_rng(48).normal(0, 3, (64, 5)).astype(np.float32)
     initializers = [*scale_and_zero_point(), constant("i", np.array([3, 60]))]
     before = blocks_model(weight, more=more, initializers=initializers)

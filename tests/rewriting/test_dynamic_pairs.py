@@ -113,7 +113,7 @@ def test_what_stays(nodes, outputs, why):
 
 
 def test_nodes_that_onnx_runtime_lacks_are_renamed():
-    """So a session runs them without `standard_ops`."""
+    """Nodes that ONNX Runtime lacks are renamed, so that a session runs them without `standard_ops`."""
     before = of_nodes(*nvfp4(scale="other"), RELU, other=0.02)
     result = optimized(before)
     assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
@@ -144,7 +144,7 @@ def weights():
 @pytest.mark.parametrize("keep_quantized_weights", [False, True])
 @pytest.mark.by_default(1)
 def test_weights(keep_quantized_weights, are_inputs):
-    """They are folded. With `keep_quantized_weights` the scales of the blocks are, and the codes stay."""
+    """Weights are folded. With `keep_quantized_weights` the scales of their blocks are folded, and the codes stay."""
     before = weights()
     x = {"x": np.random.default_rng(1).normal(0, 1, (2, 200)).astype(np.float32)}
     if are_inputs:

@@ -80,7 +80,7 @@ def node(form, mode, shape, x="a", y="b"):
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_a_node_becomes_a_step(form, mode, shape):
-    """Parameters of every shape that broadcasts to x. The values before and behind the node are those of the model as
+    """Parameters of every shape that broadcasts to x. The values before and after the node are those of the model as
     written."""
     quantizer, constants = node(form, mode, shape)
     nodes = ["a = HardSwish (x)", quantizer, "y = Abs (b)"]
@@ -149,7 +149,7 @@ def test_clips_of_codes(dtype, bounds, zero_point, scale, opset):
 
 
 def test_clips_that_stay():
-    """Codes with another user, bounds that are no constants, and models whose operators ONNX Runtime fuses."""
+    """Codes with another user, bounds that are not constants, and models whose operators ONNX Runtime fuses."""
     other_user = clipped()
     other_user.graph.output.append(helper.make_tensor_value_info("codes", onnx.TensorProto.INT8, None))
     no_constant = clipped()

@@ -1,4 +1,4 @@
-"""With kept codes, dequantize nodes move behind the Gather that takes rows of their constants."""
+"""With kept codes, dequantize nodes move after the Gather that takes rows of their constants."""
 
 import numpy as np
 import pytest

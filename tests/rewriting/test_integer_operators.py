@@ -46,7 +46,7 @@ class Layers:
         return name
 
     def quantized(self, x, y, scale, zero_point):
-        """Add a pair behind x."""
+        """Add a quantize and a dequantize node after x."""
         zero_point = self.constant(f"{y}_zero_point", zero_point, find(self.activations).dtype)
         self.nodes += pair(x, f"{y}_codes", y, [self.constant(f"{y}_scale", scale, np.float32), zero_point], domain="")
         return y
@@ -80,7 +80,7 @@ class Layers:
         return self.put("MatMul", self.input("x", ROWS), self.weight((24, 9))[0])
 
     def rounded(self, x, scale, zero_point=None):
-        """Return the model that gives x behind a pair."""
+        """Return the model that gives x after a quantize and a dequantize node."""
         return self.model(self.quantized(x, "y", scale, self.zero_points[1] if zero_point is None else zero_point))
 
     def model(self, y):

@@ -20,7 +20,7 @@ def pair(x, y):
 
 
 def outputs(count):
-    """Return a model whose outputs are pairs."""
+    """Return a model each of whose outputs is that of a pair."""
     names = [f"y{i}" for i in range(count)]
     nodes = [node for name in names for node in pair("x", name)]
     return model(

@@ -1,4 +1,4 @@
-"""The pass `pairs`: a quantize node and the equal dequantize nodes behind it become one node."""
+"""The pass `pairs`: a quantize node and the equal dequantize nodes after it become one node."""
 
 import numpy as np
 import onnx
@@ -112,7 +112,7 @@ def test_what_is_left_and_why(nodes, outputs, reason):
 
 
 def test_outputs_keep_types_and_shapes():
-    """Also a scalar, and outputs that are listed after others."""
+    """Outputs keep their types and shapes, also a scalar, and outputs that are listed after others."""
     nodes = [*pair(), *pair("x", "more_codes", "z"), "w = Relu (y)"]
     values = [(name, "float32", []) for name in ("z", "w", "y")]
     before = model(nodes, [("x", "float32", [])], values, initializers=scale_and_zero_point())

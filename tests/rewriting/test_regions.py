@@ -75,7 +75,7 @@ def assert_merged(before, feeds, count=1):
 
 
 def merge(nodes, feeds, initializers=(), opset=17):
-    """Assert the same of a model of nodes that give y. Return the optimised model."""
+    """Make a model of nodes that give y, and do what `assert_merged` does."""
     inputs = [(name, find(each.dtype).name, each.shape) for name, each in feeds.items()]
     return assert_merged(model(nodes, inputs, ["y"], initializers=initializers, opset=opset), feeds)
 
@@ -92,7 +92,7 @@ def test_each_step_has_its_functions():
 @pytest.mark.covering
 @pytest.mark.by_default(2)
 def test_steps_give_what_onnx_runtime_gives(name, is_first):
-    """Each step comes before or behind a round trip through bfloat16. The inputs are all pairs of special values, and random
+    """Each step comes before or after a round trip through bfloat16. The inputs are all pairs of special values, and random
     values. Their length is no multiple of a vector's."""
     random = np.random.default_rng(1).integers(0, 2**32, (2, 5003), np.uint32).view(np.float32)
     x, other = np.concatenate([GRID.reshape(2, -1), random], axis=1)
@@ -198,7 +198,7 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 @pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_blocks(name, rounding_mode):
-    """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
+    """Regions round to block formats after each kind of input, and after steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""
     between = ["v0 = Relu (b0)", "v1 = Clip (b1, zero, six)", "v2 = Clip (b2, zero, odd)", "v3 = Clip (b3, low, six)"]
     between.append("v4 = Mul (b4, gate)")

@@ -126,7 +126,7 @@ ROUND_TRIPS = [key for key in TABLE if key.operation == "quantize_dequantize" an
 @pytest.mark.parametrize("key", [key for key in ROUND_TRIPS if reason(key) is None], ids=key_id)
 @pytest.mark.by_default(1)
 def test_reference_evaluator(key):
-    """onnx computes the same from the nodes."""
+    """onnx's ReferenceEvaluator computes the same from the standard form."""
     name = key.quantized.name
     for scale, zero_point in zip((0.1, 2.0**-7, 1, -3.0), itertools.cycle(samples.zero_points(name))):
         scale = np.array(scale, np.float32)
@@ -156,7 +156,7 @@ def test_floats_for_webgpu(key):
 
 
 def test_a_scale_of_zero_makes_nan():
-    """0 / 0 is NaN in a float type, which becomes the lowest code behind it."""
+    """0 / 0 is NaN in a float type, which becomes the lowest code after it."""
     nodes = [*pair("x", "a", "b", ("one", "i")), *pair("b", "c", "d", ("zero", "z")), *pair("d", "e", "y", ("one", "i"))]
     parameters = [constant("zero", 0, np.float32), constant("z", 0, oracle.dtype("bfloat16"))]
     parameters += [constant("one", 1, np.float32), constant("i", 0, np.int8)]
@@ -289,7 +289,7 @@ def test_subgraphs_and_functions():
 
 
 def test_other_operators_stay():
-    """A custom operator of somebody else is not this package's to write."""
+    """A custom operator of another library stays as it is."""
     other = helper.make_node("Theirs", ["y"], ["z"], domain="theirs")
     source = one_pair()
     source.graph.node.append(other)

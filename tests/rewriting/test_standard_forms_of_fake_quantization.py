@@ -190,7 +190,7 @@ def test_codes(parameters):
 
 @pytest.mark.parametrize("form", CASTS)
 def test_casts(form):
-    """No optimizer drops the Casts."""
+    """ONNX Runtime's optimizers keep the Casts of a standard form."""
     bits = np.random.default_rng(5).integers(0, 2**32, 5000, np.uint32).view(f32)
     x = np.concatenate([samples.SPECIAL, bits[~np.isnan(bits)]])
     standard = in_standard_operators(own_model(form, "ROUND", {}, shape=[None]))
@@ -272,8 +272,8 @@ def test_reference_evaluator(form, mode):
 
 
 def test_beside_matrix_products():
-    """ONNX Runtime's optimizers would fuse a scale of one element with a MatMul, which changes bits. They leave these alone,
-    and additions behind a MatMul."""
+    """ONNX Runtime's optimisers would fuse a scale of one element with a MatMul, which changes bits. They leave these alone,
+    and additions after a MatMul."""
     rng = np.random.default_rng(8)
     x, w = rng.normal(size=(33, 20)).astype(f32), rng.normal(size=(20, 20)).astype(f32)
     for zero_point, bits in itertools.product((0.0, 1.5), (8.0, 1.0)):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compiled
 
 @pytest.fixture
 def rounded_relu():
-    """Return the model of a Relu behind a pair."""
+    """Return the model of a Relu after a quantize and a dequantize node."""
     values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
     return model([*pair(domain=""), "z = Relu (y)"], *values, initializers=scale_and_zero_point(), domains=[])
 

@@ -98,7 +98,7 @@ def test_every_file_damaged_in_every_way(path, way):
 @posix
 @pytest.mark.by_default(1)
 def test_a_damaged_entry_with_links(path, caplog):
-    """It is made again, and what they lead to is not removed."""
+    """A damaged entry with links is built again, and what they lead to is not removed."""
     entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
     precious.parent.mkdir()
     precious.touch()
@@ -164,7 +164,7 @@ def test_nothing_is_written_through_a_link(path):
 
 @posix
 def test_an_entry_that_becomes_a_link_while_it_is_removed(path, monkeypatch):
-    """What the link leads to stays."""
+    """When an entry becomes a link while it is removed, what the link leads to stays."""
     cache, entry, theirs = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache"), path.parent / "theirs"
     shutil.copytree(entry, theirs)
     rename = os.rename
@@ -216,7 +216,7 @@ def linked_folder(path, _):
 @pytest.mark.parametrize("part", ["folder", "file"])
 @pytest.mark.by_default(4)
 def test_content_that_another_user_could_have_chosen(path, part, change, monkeypatch):
-    """It is not loaded: it may be code."""
+    """Content that another user could have chosen is not loaded: it may be code."""
     cache, entry = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache")
     cache.add(entry, "more", b"content")
     assert cache.read_added(entry, "more") == b"content"

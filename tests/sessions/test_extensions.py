@@ -62,7 +62,7 @@ def test_per_axis_where_shapes_tell_the_axis(axis):
     ],
 )
 def test_a_fault_is_logged_and_the_output_empty(caplog, x, scale, zero_point, message):
-    """An exception would end the process."""
+    """A fault in a run is logged and gives an empty output, as an exception would end the process."""
     node = session(one_node("quantize", "int8"), backend="extensions")
     y = run(node, x=np.ones(x, np.float32), scale=np.ones(scale, np.float32), zero_point=np.zeros(zero_point, np.int8))
     assert y.shape == (0,)

@@ -212,7 +212,7 @@ USES = {
 
 
 def try_uses(argument, found):
-    """Try each use of a model with a tensor in a file, or of a path that is no file. See `watched.Child`."""
+    """Try each use of a model with a tensor in a file, or of a path that is not a file. See `watched.Child`."""
     if isinstance(argument, str):
         yield from try_a_path(argument, found)
         return

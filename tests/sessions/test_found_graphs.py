@@ -233,7 +233,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.covering
 @pytest.mark.slow
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
-    """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
+    """The pattern is between MatMuls, and has quantization nodes before it, after it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
     constants |= {key: np.float32(value) for key, value in NUMBERS.items()}
     before, behind = ("Identity" if place == other else "Pair" for other in ("behind", "before"))

@@ -156,7 +156,7 @@ def test_wrong_ones_are_told_by_onnx_runtime(values, message):
 
 
 def test_many_of_which_some_are_given(tmp_path):
-    """Some names end alike."""
+    """Some of many initializers are given, among them names that end alike."""
     names = [f"{prefix}{number}" for number in range(30) for prefix in ("w", "a w")]
     values = {name: np.full(4, number, np.float32) for number, name in enumerate(names)}
     nodes = [
@@ -267,7 +267,7 @@ def test_a_constant_in_a_file_in_memory():
 
 
 def test_the_folder_of_the_options_holds_for_paths(tmp_path):
-    """From ONNX Runtime 1.28 on, and not before."""
+    """The folder in the options holds for models with a path, from ONNX Runtime 1.28 on."""
     path, other = tmp_path / "m.onnx", tmp_path / "other"
     other.mkdir()
     onnx.save(small(["w"], location="values"), path)

@@ -129,7 +129,7 @@ def test_in_models_of_ir_version_3_they_are_constants():
 
 
 def test_a_shape_that_is_fed_in_the_blocked_layout():
-    """Nothing is taken from the default of a shape."""
+    """The blocked layout takes nothing from the default value of a shape that is fed."""
     text = """(float[1, 16, 4, 4] x) => (float[] y) {
         c = Conv <kernel_shape = [1, 1]> (x, w)  p = Pair (c, s, z)  r = Relu (p)
         t = Reshape (r, shape)  d = Conv <kernel_shape = [1, 1]> (t, w)  u = Pair (d, s, z)  v = Add (u, gain)  y = Relu (v)

@@ -73,7 +73,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """The same in a folder of the test's own."""
+    """A copy of what `made` gives, whose kept model is in this test's folder."""
     model, folder, outputs = made
     shutil.copytree(folder, tmp_path / "cache", copy_function=shutil.copy2)
     return model, tmp_path / "cache", outputs
@@ -164,7 +164,7 @@ def writable(path):
 @pytest.mark.parametrize("change", [of_another, writable])
 @pytest.mark.slow
 def test_kernels_that_another_user_could_have_written(copy, change):
-    """They are never loaded. This user's own take their place."""
+    """Kernels that another user could have written are never loaded. This user's own take their place."""
     if change is of_another and os.geteuid():
         pytest.skip("needs the rights of root")
     change(kernels_of(copy[1]))
@@ -223,7 +223,7 @@ print(*(after - before for before, after in zip(before, state(), strict=True)))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 @pytest.mark.slow
 def test_many_sessions_of_a_kept_model(made):
-    """Their kernels are loaded once."""
+    """Many sessions of a kept model load its kernels once."""
     model, folder, _ = made
     done = subprocess.run([sys.executable, "-c", MANY, str(model), str(folder)], capture_output=True, text=True, check=True)
     memory, mappings, files, threads = map(int, done.stdout.split())

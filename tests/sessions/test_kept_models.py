@@ -43,7 +43,7 @@ def path(request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(path):
-    """Where the model is kept."""
+    """The folder in which the tests keep the model."""
     return path.parent / "cache"
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_was_changed_is_built_again(path, folder, builds, changed):
 
 
 def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
-    """It is not kept under the digest of the new file."""
+    """A model that is replaced while it is read is not kept under the digest of the new file."""
     find_replacements = initializers.find_replacements
 
     def replacing(*arguments):
@@ -262,7 +262,7 @@ def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
 
 
 def begun_and_refused(_, options, *__):
-    """What ONNX Runtime does on a full disk."""
+    """Begin a file and refuse the rest, as ONNX Runtime does on a full disk."""
     Path(options.optimized_model_filepath).touch()
     raise RuntimeError("Protobuf serialization failed.")
 
@@ -394,7 +394,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
 
 @pytest.mark.by_default(1)
 def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplog):
-    """It stays, and the session runs without a kept model."""
+    """Another user's folder at the name of a kept model stays, and the session runs without a kept model."""
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     shutil.rmtree(entry)
@@ -482,7 +482,7 @@ quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2], disabled_optimizers
 
 @pytest.mark.slow
 def test_a_set_of_optimizers(tmp_path):
-    """Its order is another in each process."""
+    """A set of disabled optimizers finds a kept model, though its order differs between processes."""
     write(tmp_path / "m.onnx", 1)
     for seed in "0123":
         command = [sys.executable, "-c", WITH_A_SET, tmp_path / "m.onnx", tmp_path / "cache"]

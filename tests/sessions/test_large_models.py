@@ -129,7 +129,7 @@ MODEL = pair_model((500, 40), "int8", ())
 
 
 def result(source, **options):
-    """Return what a session gives for such a model."""
+    """Return the outputs of a session of the large model."""
     return quark_numba.InferenceSession(source, **options).run(None, {"x": np.array(1, np.float32)})[0].tobytes()
 
 
@@ -506,7 +506,7 @@ def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replac
 @pytest.mark.parametrize("name", ["out.onnx", "aside", "files"])
 @pytest.mark.by_default(2)
 def test_a_link_at_the_name_of_the_file_of_tensors(name, link, tmp_path, is_large):
-    """It is replaced, as nobody named what it leads to, and onnx refuses tensors behind links."""
+    """The link is replaced, and what it leads to stays, as onnx refuses tensors behind links."""
     apart(MODEL, tmp_path / "m.onnx")
     (tmp_path / "else").write_bytes(b"else")
     link(tmp_path / "else", tmp_path / f"{name}.data")
@@ -529,7 +529,7 @@ LEFT = ".quark_numba_evil1234.tmp"
 
 
 def left_behind(folder):
-    """Make what a killed process seems to have left in a folder: a model aside, and a link to files of somebody else."""
+    """Make what a killed process seems to have left in a folder: a model aside, and a link to files of another user."""
     (folder / LEFT / "aside").mkdir(parents=True)
     (folder / LEFT / "files").mkdir()
     (folder / LEFT / "files" / "m.onnx").write_bytes(b"new")
@@ -611,7 +611,7 @@ def test_a_link_to_a_model_that_was_moved_aside(tmp_path):
 
 @pytest.mark.slow
 def test_files_that_cannot_be_put_back_at_once(tmp_path, is_large, monkeypatch):
-    """They stay in the temporary folder, from which the next use takes them."""
+    """Files that cannot be put back stay in the temporary folder, from which the next use takes them."""
     apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
     replace, left = os.replace, [3]
 

@@ -114,7 +114,7 @@ for wrong in ({"sub_block_size": 3}, {"sub_block_size": 0}, {"sub_block_shift_bi
 
 @pytest.mark.parametrize(("name", "attributes"), [(name, each) for name in WRONG for each in WRONG[name]], ids=str)
 def test_wrong_attributes(library, name, attributes, tmp_path):
-    """They are refused as they are by our own sessions."""
+    """The library refuses wrong attributes as this package's sessions do."""
     node = helper.make_node(name, ["x"], ["y"], name="here", domain="com.amd.quark", **attributes)
     onnx.save(model([node], ["x"], ["y"]), tmp_path / "model.onnx")
     found = child(REFUSED, library, tmp_path / "model.onnx")
@@ -137,7 +137,7 @@ def test_wrong_layers(library, attributes, tmp_path):
 
 
 def test_weights_of_the_wrong_size(library, tmp_path):
-    """A run gives the error, and nothing is read behind the weights' end."""
+    """A run gives the error, and nothing is read after the weights' end."""
     shapes = {"w": (2, 8, 3), "r": (2, 8, 1), "b": (2, 16)}
     constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
     node = helper.make_node("ExtendedLSTM", [*"xwrb"], ["y"], name="here", domain="com.amd.quark", **LAYER)
@@ -154,6 +154,6 @@ except Exception as error:
 
 
 def test_what_it_lacks(library, tmp_path):
-    """It has none of the operators that `optimize` writes."""
+    """The library of all of Quark's operators has none of those that `optimize` writes."""
     onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba"), tmp_path / "model.onnx")
     assert "lacks quark_numba::QuantizeDequantizeLinear" in child(REFUSED, library, tmp_path / "model.onnx")

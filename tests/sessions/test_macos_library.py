@@ -32,7 +32,7 @@ def library(machine):
 
 @pytest.fixture
 def linked(machine, tmp_path):
-    """What zig links."""
+    """The library that zig links for macOS."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("ziglang only")
     (tmp_path / "library.c").write_text(SOURCE)
@@ -119,7 +119,7 @@ def test_the_signature_that_zig_makes(linked):
 
 @machines
 def test_a_damaged_byte(library):
-    """The check finds it."""
+    """The check of a signature finds a damaged byte."""
     for at in (0x10, 0x250, 0x4010, len(library) - 1):
         damaged = bytearray(library)
         damaged[at] ^= 1

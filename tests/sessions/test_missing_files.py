@@ -79,7 +79,7 @@ def test_a_missing_folder_to_write_to(folder):
 
 
 def test_exceptions_travel():
-    """Between processes they are pickled."""
+    """Exceptions can be pickled, as they are between processes."""
     error = pickle.loads(pickle.dumps(MissingFileError("m.onnx: No such file or directory")))
     assert (type(error), str(error)) == (MissingFileError, "m.onnx: No such file or directory")
     assert error.errno == errno.ENOENT

@@ -102,7 +102,7 @@ def test_any_number_of_threads(threads, size):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.by_default(1)
 def test_past_the_cache(name):
-    """Results are larger than 16 MiB."""
+    """Results larger than 16 MiB, which no cache holds, are right."""
     x = np.random.default_rng(10).normal(0, 20, (1 << 24) + 77).astype(np.float32)
     parameters = {"scale": np.float32(0.3), "zero_point": np.ones((), oracle.dtype(name))}
     y = run(session(one_node("quantize", name)), x=x, **parameters)

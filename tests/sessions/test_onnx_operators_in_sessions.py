@@ -111,7 +111,7 @@ def test_dequantize(x, scale, y):
 @pytest.mark.parametrize("last", [0, -1], ids=["all zero", "zero but for one"])
 @pytest.mark.by_default(2)
 def test_zero_points_of_zero(name, last):
-    """The number of zero points is odd."""
+    """An odd number of zero points is read in full: all are 0, up to the last one."""
     shape, attributes, spread = GRANULARITIES["blocked"]
     feeds = {"scale": scales("float32", shape), "zero_point": np.zeros(shape, find(name).dtype)}
     feeds["zero_point"][-1, -1] = samples.zero_points(name)[last]

@@ -106,7 +106,7 @@ def onnxs_own(nodes):
 
 @pytest.mark.parametrize(("qdq", "expected"), [("auto", False), ("float", True), ("onnxruntime", False)])
 def test_models_of_onnxs_own_operators(qdq, expected, written):
-    """They stay as they are: a provider may have integer operators."""
+    """Models of ONNX's own operators stay as they are: a provider may have integer operators."""
     source = onnxs_own("p = Relu (x)  " + ONNXS)
     made, found = written(source, OTHERS, qdq=qdq)
     assert is_standard(found) is expected
@@ -178,7 +178,7 @@ def test_initializers_as_inputs(written):
 
 
 def test_nodes_without_a_form(written, caplog, monkeypatch):
-    """They stay, and run on the CPU."""
+    """Nodes without a standard form stay, and run on the CPU."""
     source = model_of("p = MXQuantizeDequantize <block_size = 2> (x)  y = Relu (p)")
     operator = quark_numba.catalog.OPERATORS.find("com.amd.quark", "MXQuantizeDequantize")
     monkeypatch.setitem(operator.__dict__, "standard_form", None)
@@ -193,7 +193,7 @@ def test_nodes_without_a_form(written, caplog, monkeypatch):
 
 
 def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
-    """They copy tensors to the CPU and back, for each node. A warning says so once a process."""
+    """Drop-in sessions copy tensors to the CPU and back, for each node. A warning says so once a process."""
     monkeypatch.setattr(native, "_may_copy", None)
     source = model_of(f"{OURS}  y = Relu (p)")
     content, options = source.SerializeToString(), session_options()

@@ -78,7 +78,7 @@ def test_a_model_that_needs_standard_ops():
 )
 @pytest.mark.parametrize("where", ["graph", "subgraph", "function"])
 def test_operators_that_run_nowhere(domain, name, why, where, tmp_path):
-    """They are refused by name, with the reason. ONNX Runtime's own message names the operator."""
+    """Operators that run nowhere are refused by name, with the reason. ONNX Runtime's own message names the operator."""
     node = helper.make_node(name, ["x"], ["y"], name="culprit", domain=domain)
     if where == "subgraph":
         inner = helper.make_graph([node], "inner", [], [helper.make_tensor_value_info("y", 1, None)])

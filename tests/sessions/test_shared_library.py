@@ -137,7 +137,7 @@ def test_a_python_without_memory_files(no_library):
 
 @linux
 def test_the_number_of_a_memory_file_that_was_another_library(no_library):
-    """The linker knows libraries by their paths."""
+    """The library's path differs from that of an earlier memory file, as the linker knows libraries by their paths."""
     descriptor = os.memfd_create("another")
     os.write(descriptor, elf.shared_library("Another", 0, 0, elf.MACHINES[sysconfig.get_platform()]))
     ctypes.CDLL(f"/proc/self/fd/{descriptor}")

@@ -409,7 +409,7 @@ def test_a_folder_in_the_place_of_a_file(name, tmp_path):
 
 
 def test_a_folder_named_like_a_file_of_tensors(tmp_path, monkeypatch):
-    """It is in the way only if that file is written."""
+    """A folder at the name of the file of tensors is refused only if that file is to be written."""
     (tmp_path / "out" / "small.onnx.data").mkdir(parents=True)
     monkeypatch.setattr(build, "_needs", lambda models, standard_ops: [])
     monkeypatch.setattr(build, "_compile", lambda job, name: None)

@@ -1,4 +1,4 @@
-"""The command in this process."""
+"""Run the command in this process."""
 
 import json
 
@@ -24,7 +24,7 @@ class Terminal:
         return printed
 
     def text(self, *words, code=0):
-        """Return the output."""
+        """Return the output of the command."""
         return self._run(words, code).out
 
     def report(self, *words, code=0):

@@ -165,7 +165,7 @@ def same(one, other):
 
 
 def same_kind(one, other):
-    """Both NaN, the same infinity, or both finite."""
+    """Return where both are NaN, the same infinity, or finite."""
     return (np.isnan(one) & np.isnan(other)) | (one == other) | (np.isfinite(one) & np.isfinite(other))
 
 

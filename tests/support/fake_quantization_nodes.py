@@ -93,7 +93,7 @@ def number(rng, value):
 
 
 def numbers(rng, *given):
-    """Return numbers of one type."""
+    """Return numbers as arrays of one random type."""
     dtype = (f32, np.int32, np.int64)[rng.integers(0, 3)]
     return [number(rng, value).astype(dtype) for value in given]
 
@@ -199,7 +199,7 @@ def weights_of_table(rng, shape):
 
 
 def levels(rng, shape):
-    """The limits of x may be crossed, or the same."""
+    """Return the attributes and the inputs of a node of levels. The limits of x may be crossed, or the same."""
     low, high, y_low, y_high = (rng.uniform(*ends, broadcast_shape(rng, shape)).astype(f32) for ends in 2 * [(-4, 0.5), (0, 5)])
     if rng.random() < 0.3:
         low, high = (high, low) if rng.random() < 0.5 else (low, low)

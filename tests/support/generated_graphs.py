@@ -1,4 +1,4 @@
-"""Random graphs like those of exporters, from a seed: convolutions, transformers and mixtures, with quantization nodes behind
+"""Random graphs like those of exporters, from a seed: convolutions, transformers and mixtures, with quantization nodes after
 most values. Imports nothing of the package.
 
 `case(seed)` returns a model as a quantizer writes it, the same model with its constant weights folded, and the feeds.
@@ -441,7 +441,7 @@ def activated(b, x):
 
 
 def chain(b, x):
-    """A few activations and operators with constants, as exporters write them behind a convolution."""
+    """A few activations and operators with constants, as exporters write them after a convolution."""
     for _ in range(b.one([2, 2, 3])):
         x = b.one([constant_operand, activated])(b, x)
     return x
@@ -473,7 +473,7 @@ def two_branches(b, x):
 
 
 def gate(b, x):
-    """A squeeze-and-excite gate."""
+    """Add a squeeze-and-excite gate, and return its output."""
     if not 3 <= len(x.shape) <= 4 or x.shape[1] > 66:
         return None
     spatial = len(x.shape) - 2
@@ -906,7 +906,7 @@ def scan(b, x):
 
 
 def half(b, x):
-    """A Cast to float16 and a Cast back."""
+    """Add a Cast to float16 and one back, and return the output."""
     name = b.put("Cast", b.put("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
     return b.new(x, name)
 

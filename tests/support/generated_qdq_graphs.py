@@ -344,7 +344,7 @@ class Builder(generated_graphs.Builder):
         return self.new(Value(name, shape), name)
 
     def code_input(self, shape, declared):
-        """An input of codes, and the dequantized value."""
+        """Add an input of codes, and return its dequantized value."""
         kind = self.one(["int8", "uint8", "int8", "uint8", *(["int16", "uint16"] * (self.opset >= 21))])
         p = self.parameters(
             kind, shape, 4.0, 2, per_tensor=self.chance(0.9), domain=self.one([ONNX, ONNX, *self.domains(kind)])
@@ -374,7 +374,7 @@ def dense(b, x):
 
 
 def gemm(b, x):
-    """A Gemm with all its attributes."""
+    """Add a Gemm with all its attributes, and return the output."""
     if len(x.shape) != 2 or not 1 <= x.shape[1] <= 600:
         return None
     inner, outer, turned = x.shape[1], b.one([5, 8, 64]), b.one([0, 1])
@@ -420,7 +420,7 @@ def gather(b, x):
 
 
 def requantize(b, x):
-    """Pairs in a row, with other scales or types."""
+    """Add two pairs in a row, the second with another scale or type, and return the output."""
     return b.pair(b.pair(x), b.one(["int8", "uint8", *[each for each in b.kinds if each != "int32"]]))
 
 
@@ -492,7 +492,7 @@ def named(p):
 
 
 def product(b, x, p, kind):
-    """Products of codes with codes of weights."""
+    """Add a product of codes with codes of weights, and return the output."""
     outer, channels = b.one([8, 16, 33]), x.shape[1]
     is_matrix = len(x.shape) == 2
     k = 1 if is_matrix or min(x.shape[2:]) < 3 else b.one([1, 3])
@@ -534,7 +534,7 @@ def product(b, x, p, kind):
 
 
 def coded_operator(b, x, p, kind):
-    """com.microsoft's operators on codes."""
+    """Add one of com.microsoft's operators on codes, and return the output."""
     forms = ["QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"]
     is_image = len(x.shape) == 4 and min(x.shape[2:]) > 1
     form = b.one(forms + ["QLinearAveragePool", "QLinearGlobalAveragePool"] * is_image)

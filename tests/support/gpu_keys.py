@@ -24,7 +24,7 @@ LINEAR_KEYS = [
 
 
 def format_of(key, block, mode):
-    """Return the blocks of a format that has a key."""
+    """Return the block format that has a key."""
     if key.rule in ("floor", "microexponent") and not key.has_codes and not key.element:
         method = "to_bfp_prime" if key.is_microexponent else "to_bfp"
         attributes = {

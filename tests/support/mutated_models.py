@@ -234,7 +234,7 @@ def change_parameter(rng, whole, tensor):
 
 
 def parameters(whole):
-    """Yield the tensors of at most a kilobyte that nodes take behind their first input, of types that numpy has."""
+    """Yield the tensors of at most a kilobyte that nodes take after their first input, of types that numpy has."""
     taken = {name for n in whole.graph.node for name in n.input[1:]}
     for tensor in whole.graph.initializer:
         if tensor.name in taken and tensor.ByteSize() < 1024:

@@ -96,7 +96,7 @@ def values(rng, shape):
 
 
 def random_normalization(seed):
-    """(attributes, inputs)"""
+    """Return the attributes and the inputs of a random normalization."""
     rng = np.random.default_rng([1, seed])
     rank = int(rng.integers(2, 7))
     shape = [*rng.integers(1, 5, 2), *(rng.integers(1, (60, 12, 6, 4)[min(3, rank - 3)], rank - 2) if rank > 2 else ())]
@@ -116,7 +116,7 @@ ZERO_POINTS = [0, 1, 255, 32767, 32768, 32769, 40000, 65535, -5, 65536 + 17]
 
 
 def random_lstm(seed):
-    """(attributes, inputs)"""
+    """Return the attributes and the inputs of a random LSTM layer."""
     rng = np.random.default_rng([2, seed])
     steps, batch = int(rng.integers(1, 8)), int(rng.choice([1, 1, 1, 2, 3]))
     inputs, hidden = int(rng.integers(1, 10)), int(rng.integers(1, 10))

@@ -89,7 +89,7 @@ def test_example(query, images, address, browser):
 
 
 def test_example_that_fails(address, browser):
-    """The page says so."""
+    """The page shows the error of a model that fails."""
     text = browser.ask({"url": f"{address}?model=nothing", "selector": "#done"})["text"]
     assert "Failed: " in text
 
@@ -156,7 +156,7 @@ def inputs(operation, name, scale, zero_point):
 
 
 def node_model(operation, name, scale, zero_point, axis, shape):
-    """Return a model of one node, and behind it a Cast of codes to a type that has tensors in JavaScript."""
+    """Return a model of one node, and after it a Cast of codes to a type that has tensors in JavaScript."""
     is_code = operation == "quantize" and name not in TENSORS
     wide = "int32" if isinstance(oracle.TYPES[name], oracle.Integer) else "float32"
     x_type, y_type = ("float32" if operation != "dequantize" else name), ("float32" if operation != "quantize" else name)
@@ -250,7 +250,7 @@ def test_models(name, node):
 
 @pytest.mark.parametrize("variant", ["bf16", "u32"])
 def test_models_on_webgpu(variant, browser):
-    """It lacks Casts to bfloat16, float64 and int16."""
+    """Models run on WebGPU, which lacks Casts to bfloat16, float64 and int16."""
     run = functools.partial(browser.run, provider="webgpu")
     assert_same_nodes(MODELS / f"textline_cls_{variant}.onnx", run, operators="webgpu")
 

@@ -63,7 +63,7 @@ class Outcome:
 
 class Experiment:
     """An experiment measures in each batch (`see`, `runs`), may choose points that a second pass measures (`points`,
-    `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a file of its own, which
+    `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a new file, which
     overrides the methods that it needs.
 
     `where` is its name in messages. `chosen` holds the names of the outputs to compare; None: all.

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Format:
-    """A format to try. `bits` are those of an element, with its share of the exponent of its block."""
+    """A format to try. `bits` is the size of an element, with its share of the block's exponent."""
 
     name: str
     bits: float

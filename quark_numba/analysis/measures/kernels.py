@@ -50,7 +50,7 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
 
 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
-    """Write the sums into `sums`, in the order of the fields of ``TensorSums`` behind its count.
+    """Write the sums into `sums`, in the order of the fields of ``TensorSums`` after its count.
 
     x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A

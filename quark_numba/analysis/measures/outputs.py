@@ -27,7 +27,7 @@ class Comparison:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Comparison) -> None:
-        """Add the comparison of later batches."""
+        """Add the sums of a comparison of later batches."""
         self.reasons = other.reasons | self.reasons
         self.errors = {name: errors for name, errors in self.errors.items() if name in other.errors}
         for name, errors in self.errors.items():

@@ -118,7 +118,7 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
 
 
 def own_noise(x: Array, rounded: Array) -> float:
-    """Return the sum of the squared differences."""
+    """Return the sum of the squared differences between x and its rounded values."""
     return add_up(x, rounded, x, x, -math.inf, math.inf).own_noise
 
 

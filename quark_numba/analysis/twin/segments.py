@@ -35,7 +35,7 @@ Config = Mapping[Quantizer, Rounding]
 
 
 class StoppedError(Exception):
-    """The work is not finished, because another batch failed or Ctrl-C came."""
+    """The work is not finished, because another batch failed or Ctrl-C was pressed."""
 
 
 class Segment:
@@ -92,7 +92,7 @@ class Segments:
 
     @property
     def quantized(self) -> dict[Quantizer, Rounding]:
-        """The config of the quantized model as it is."""
+        """The config in which every quantizer rounds, as in the quantized model."""
         return {quantizer: quantizer.apply for quantizer in self.twin.quantizers}
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
