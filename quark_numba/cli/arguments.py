@@ -136,7 +136,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="FOLDER",
-        help="keep the optimised model, and use the one that was kept, in FOLDER (default: the user's cache)",
+        help="keep the optimized model, and use the one that was kept, in FOLDER (default: the user's cache)",
     )
 
 

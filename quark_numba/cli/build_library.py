@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "--target", metavar="NAME", help="a system, such as linux-aarch64 (default: this machine); needs ziglang"
     )
     parser.add_argument("--cpu", metavar="NAME", help="native, or one or more of x86-64, x86-64-v2, -v3, -v4, with commas")
-    parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
+    parser.add_argument("--as-written", action="store_true", help="do not optimize the models")
     parser.add_argument(
         "--standard-ops", action="store_true", help="also replace ONNX Runtime's QuantizeLinear and DequantizeLinear"
     )

@@ -47,7 +47,7 @@ _BLOCK = 5
 
 
 @contextmanager
-def optimised(
+def optimized(
     path: str | Path,
     *,
     backend: Backend | None = None,
@@ -74,18 +74,18 @@ def create_session(
     backend: Backend | None = None,
     threads: int = 0,
     qdq: Qdq = "auto",
-    optimised: Artifact | None = None,
+    optimized: Artifact | None = None,
     profile: str = "",
     providers: list[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
-    of ONNX if ONNX Runtime cannot run them. `optimised`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
+    of ONNX if ONNX Runtime cannot run them. `optimized`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile, "providers": providers}
-    if optimised and optimised.source:
+    if optimized and optimized.source:
         is_float = qdq == "float" and not others_than_cpus(providers or [])
         how |= {"has_own_operators": True, "standard_ops": is_float, "fuses_integers": True}
-        return create_session_of(optimised.source, str(path), **how)
+        return create_session_of(optimized.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
     needs_standard_ops = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
     return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=needs_standard_ops, **how)

@@ -1,4 +1,4 @@
-"""The subcommand `optimize`: write the optimised model, and list the changes."""
+"""The subcommand `optimize`: write the optimized model, and list the changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "out",
         metavar="OUT",
-        help="the optimised model, which replaces IN if it has its path; its tensors go to OUT.data if they are large and IN "
+        help="the optimized model, which replaces IN if it has its path; its tensors go to OUT.data if they are large and IN "
         "has them in files, or beyond 2 GiB",
     )
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 def _optimize(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
 
-    with progress(f"optimising {options.model}"):
+    with progress(f"optimizing {options.model}"):
         result = optimize.optimized(
             options.model,
             keep_quantized_weights=options.keep_quantized_weights,

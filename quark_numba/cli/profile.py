@@ -1,4 +1,4 @@
-"""The subcommand `profile`: where the time goes, before and after the model is optimised."""
+"""The subcommand `profile`: where the time goes, before and after the model is optimized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
+    parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimized")
     parser.set_defaults(action=_profile)
     arguments.add_qdq(parser)
     arguments.add_cache(parser)
@@ -31,32 +31,32 @@ def _profile(options: argparse.Namespace) -> int:
     times = {}
     how = {"backend": options.backend, "qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
-        with progress(f"optimising {options.model}"):
-            optimised = stack.enter_context(measuring.optimised(options.model, **how, cache=options.cache))
-        models = {"before": None, "after": optimised}
+        with progress(f"optimizing {options.model}"):
+            optimized = stack.enter_context(measuring.optimized(options.model, **how, cache=options.cache))
+        models = {"before": None, "after": optimized}
         if arguments.has_other_providers(options):
             del models["before"]  # its custom operators run on the CPU's provider alone
         for name, model in models.items():
-            with progress(f"profiling, {name} it is optimised"):
+            with progress(f"profiling, {name} it is optimized"):
                 times[name] = measuring.node_times(
                     options.model,
                     nodes,
                     lambda session: next(arguments.batches_of(options, session)),
                     options.runs,
                     threads=options.threads,
-                    optimised=model,
+                    optimized=model,
                     **how,
                 )
     if options.json:
-        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimised.report())
+        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimized.report())
     else:
         _print_times(times, options.top)
-        print_left(optimised)
+        print_left(optimized)
     return 0
 
 
 def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
-    """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimisation, or the
+    """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimization, or the
     latter."""
     columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
     kinds = [

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     parser = arguments.add_runner(commands, "run", "run a model, time it, and compare it with a reference")
     parser.set_defaults(action=_run)
     parser.add_argument("--reference", metavar="FLOAT_MODEL", help="the float model (default: nothing is compared)")
-    parser.add_argument("--optimize", action="store_true", help="also time the model optimised, as `InferenceSession` runs it")
+    parser.add_argument("--optimize", action="store_true", help="also time the model optimized, as `InferenceSession` runs it")
     arguments.add_cache(parser)
     parser.add_argument("--save-outputs", metavar="FILE.npz", help="write the outputs, by name")
     parser.add_argument(
@@ -58,12 +58,12 @@ def _run(options: argparse.Namespace) -> int:
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
-    report, optimised = _measure(options, models)
+    report, optimized = _measure(options, models)
     if options.json:
         json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
-        _print(options, report, optimised)
+        _print(options, report, optimized)
     return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
@@ -71,7 +71,7 @@ def _measure(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
 ) -> tuple[dict[str, Any], Artifact | None]:
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
-    optimised, if the options ask for that."""
+    optimized, if the options ask for that."""
     from ..analysis.measures.outputs import compare
     from ..analysis.twin import float_twin
     from ..analysis.twin.random_nodes import random_outputs
@@ -80,7 +80,7 @@ def _measure(
 
     comparison = None
     with ExitStack() as stack:
-        sessions, loads, optimised = _load(options, models, stack)
+        sessions, loads, optimized = _load(options, models, stack)
         providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
@@ -114,23 +114,23 @@ def _measure(
         "load_seconds": times[0]["load_seconds"],
         "median_seconds": times[0]["median_seconds"],
     }
-    if optimised and arguments.has_other_providers(options):
-        report |= optimised.report()
-    elif optimised:
-        report["optimised"] = times[1] | optimised.report() | ratios[1]
+    if optimized and arguments.has_other_providers(options):
+        report |= optimized.report()
+    elif optimized:
+        report["optimized"] = times[1] | optimized.report() | ratios[1]
     if comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
         report["expected"] = _compare_with_file(options, outputs[0])
-    return report, optimised
+    return report, optimized
 
 
 def _load(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]], stack: ExitStack
 ) -> tuple[list[onnxruntime.InferenceSession], list[dict[str, Any]], Artifact | None]:
-    """Return sessions of the models, of the first one also as it is optimised, if the options ask for that, with what --json
-    prints of each; and the first model that was optimised. Its files exist until the stack is closed."""
+    """Return sessions of the models, of the first one also as it is optimized, if the options ask for that, with what --json
+    prints of each; and the first model that was optimized. Its files exist until the stack is closed."""
     from . import measuring
 
     has_others = arguments.has_other_providers(options)
@@ -138,16 +138,16 @@ def _load(
     if options.optimize:
         contenders.insert(1, (*models[0], True))
     sessions, loads, artifacts = [], [], []
-    for path, nodes, is_optimised in contenders:
-        with progress(f"loading {path}{' optimised' * is_optimised}"):
+    for path, nodes, is_optimized in contenders:
+        with progress(f"loading {path}{' optimized' * is_optimized}"):
             start = time.perf_counter()
             how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
-            optimised = None
-            if is_optimised:
-                optimised = stack.enter_context(measuring.optimised(path, cache=options.cache, **how))
-                artifacts.append(optimised)
-            sessions.append(measuring.create_session(path, nodes, optimised=optimised, threads=options.threads, **how))
-            name = path + ", optimised" * (is_optimised and not has_others)
+            optimized = None
+            if is_optimized:
+                optimized = stack.enter_context(measuring.optimized(path, cache=options.cache, **how))
+                artifacts.append(optimized)
+            sessions.append(measuring.create_session(path, nodes, optimized=optimized, threads=options.threads, **how))
+            name = path + ", optimized" * (is_optimized and not has_others)
             loads.append({"model": name, "load_seconds": time.perf_counter() - start})
     return sessions, loads, artifacts[0] if artifacts else None
 
@@ -171,13 +171,13 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str
     return {"file": options.expected, "tolerance": limit, "outputs": errors, "holds": holds}
 
 
-def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Artifact | None) -> None:
+def _print(options: argparse.Namespace, report: dict[str, Any], optimized: Artifact | None) -> None:
     from ..analysis import text_tables
 
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
     times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
-    times += [report["optimised"]] if "optimised" in report else []
+    times += [report["optimized"]] if "optimized" in report else []
     times += [{**reference, "latency_ratio": 1.0}] if reference else []
     columns, rows = ["model", ">load, ms", ">median latency, ms"], []
     for timed in times:
@@ -186,8 +186,8 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Artif
     providers = f"; providers: {', '.join(report['providers'])}" if options.providers else ""
     title = f"Time (threads: {report['threads']}{providers}; inputs: {inputs})"
     print_table(title, columns + ([">ratio"] if reference else []), rows)
-    if optimised:
-        print_left(optimised)
+    if optimized:
+        print_left(optimized)
     if reference:
         _print_errors("Difference from the reference", reference["outputs"])
         print_tables(text_tables.not_compared(reference["not_compared"]))

@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         "Quark's normalization and LSTM layer): " + ", ".join(names),
     )
     parser.add_argument(
-        "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimised"
+        "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimized"
     )
 
 
@@ -56,14 +56,14 @@ def _warmup(options: argparse.Namespace) -> int:
 
             nodes = inventory.quantization_nodes(options.model)
             measuring.create_session(options.model, nodes)
-            with measuring.optimised(options.model) as optimised:
-                measuring.create_session(options.model, nodes, optimised=optimised)
+            with measuring.optimized(options.model) as optimized:
+                measuring.create_session(options.model, nodes, optimized=optimized)
             tick()
     if not options.model:
         tell(
             "dim",
             "not covered",
-            "block formats, other quantizers' operators and optimised models, whose kernels depend on the model; see --model",
+            "block formats, other quantizers' operators and optimized models, whose kernels depend on the model; see --model",
         )
     return 0
 

@@ -40,7 +40,7 @@ def build_library(
     Runtime registers the library with ``RegisterCustomOpsLibrary``.
 
     The folder gets a file for each model, under its name, the library ``quark_operators.so``, ``.dll`` or ``.dylib``, and
-    ``README.txt`` with the line that registers it. The models are optimised as by `optimize`, without the blocked layout that
+    ``README.txt`` with the line that registers it. The models are optimized as by `optimize`, without the blocked layout that
     `InferenceSession` adds: that depends on the processor and on ONNX Runtime's version.
 
     Parameters
@@ -59,7 +59,7 @@ def build_library(
         takes the best one that the processor has. Registering the library on a processor that lacks the instructions gives an
         error. AArch64 has one choice.
     optimize : bool
-        Whether the models are optimised. False: they stay as written.
+        Whether the models are optimized. False: they stay as written.
     standard_ops : bool
         Whether the library also replaces ONNX Runtime's QuantizeLinear and DequantizeLinear, as `register` does it, and with
         the same configuration entries. Models as written need it for types that ONNX Runtime's CPU provider lacks. The library
@@ -184,7 +184,7 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
         for model in models:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
-            # With ONNX Runtime's optimisations nodes would be lost that other options keep.
+            # With ONNX Runtime's optimizations nodes would be lost that other options keep.
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
             register(options, backend="native", standard_ops=standard_ops)

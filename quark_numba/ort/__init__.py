@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STANDARD_OPS", "Backend", "entry", "get_library_path", "register"]
 
-# ONNX Runtime's entries that keep its optimisers from moving, fusing and dropping quantization nodes. The first does not reach
-# the optimisers that the second names.
+# ONNX Runtime's entries that keep its optimizers from moving, fusing and dropping quantization nodes. The first does not reach
+# the optimizers that the second names.
 DISABLE_QUANT_QDQ = "session.disable_quant_qdq"
 DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 NO_FUSIONS = {DISABLE_QUANT_QDQ: "1", DISABLED_OPTIMIZERS: "ClipQuantRewrite;ReluQuantRewrite"}

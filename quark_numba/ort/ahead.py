@@ -1,5 +1,5 @@
 """The compiled functions of regions, ahead of the session that needs them. Helper processes compile what all regions share,
-while this process optimises the model and compiles what is of one region."""
+while this process optimizes the model and compiles what is of one region."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .operators import compiled
 
 
 def helpers(model: onnx.ModelProto) -> Helpers:
-    """Return helper processes for what the regions of a model will probably need when it is optimised. Raise
+    """Return helper processes for what the regions of a model will probably need when it is optimized. Raise
     EnvironmentVariableError if the environment has a wrong number of them."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
     chunks = tiles if "block" in families else kernels
@@ -29,7 +29,7 @@ def helpers(model: onnx.ModelProto) -> Helpers:
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
-    """Compile the regions of an optimised model until the helpers are done. If it has none, nobody waits."""
+    """Compile the regions of an optimized model until the helpers are done. If it has none, nobody waits."""
     nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
     programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
     for text in programs:

@@ -35,7 +35,7 @@ def fused_values(graph: Graph) -> dict[str, str]:
     reason. ONNX Runtime computes these outputs in an operator that is not elementwise. Examples are a Relu in a convolution, a
     Mul folded into its weights, and the parts of Gelu and LayerNormalization.
 
-    ONNX Runtime optimises the model, without its large tensors and with stand-ins for the package's nodes, and writes the
+    ONNX Runtime optimizes the model, without its large tensors and with stand-ins for the package's nodes, and writes the
     result. A value that is missing in the result is part of the nodes that replaced its users. If ONNX Runtime refuses the
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
@@ -75,13 +75,13 @@ def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[
                 with open(os.path.join(folder, file), "wb") as content:
                     content.truncate(max(sizes))  # which takes no room
                 Path(source).write_bytes(before.SerializeToString())
-            return before, optimised_by_onnx_runtime(source, options)
+            return before, optimized_by_onnx_runtime(source, options)
     except Exception as error:
         reraise_of_signal_handler(error)
         return before, str(error).splitlines()[0]
 
 
-def optimised_by_onnx_runtime(
+def optimized_by_onnx_runtime(
     model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, **named: Any
 ) -> onnx.ModelProto:
     """Return the model that a session with these arguments would run, as ONNX Runtime writes it. If the model is a path, large
@@ -92,8 +92,8 @@ def optimised_by_onnx_runtime(
     options.log_severity_level = 4
     if isinstance(model, str):
         folder = os.path.dirname(model)
-        options.optimized_model_filepath = os.path.join(folder, "optimised.onnx")
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimised.onnx.data")
+        options.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", f"{LEAST_APART}")
         with _written(options, folder):
             onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"], **named)

@@ -1,1 +1,1 @@
-"""Sessions of optimised models, with convolutions and regions in ONNX Runtime's blocked layout."""
+"""Sessions of optimized models, with convolutions and regions in ONNX Runtime's blocked layout."""

@@ -3,7 +3,7 @@
 ONNX Runtime runs convolutions on tensors in the layout (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
 reorders a tensor to ONNX's layout before every node that it does not know to work on blocks. Regions do work on blocks. So this
 module does what ONNX Runtime's own NchwcTransformer does, and includes regions. First ONNX Runtime does all its other
-optimisations and writes the model. Then each node whose inputs are in blocks is replaced by its counterpart on blocks, if the
+optimizations and writes the model. Then each node whose inputs are in blocks is replaced by its counterpart on blocks, if the
 counterpart is known to compute the same.
 
 In the resulting model a tensor in blocks has the shape (N, C rounded up to b, H, W). The model is made for this processor, and
@@ -25,7 +25,7 @@ from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, entry, register
-from ..rewriting.fusions import optimised_by_onnx_runtime
+from ..rewriting.fusions import optimized_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size
@@ -53,13 +53,13 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
         if not operators["", "Conv"]:
             raise NotRewrittenError("the model has no convolution")
         block = _find_block_size(request)
-        optimised = _optimise(path or model, request)
+        optimized = _optimize(path or model, request)
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
-    tensors = BlockedTensors(optimised, block, path and os.path.dirname(path))
+    tensors = BlockedTensors(optimized, block, path and os.path.dirname(path))
     left = Counter[str]()
     kept = 0
-    for node in optimised.graph.node:
+    for node in optimized.graph.node:
         kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         is_region = kind == (REGION.domain, REGION.name)
         try:
@@ -70,9 +70,9 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
         except NotRewrittenError as error:
             reason = tensors.leave(node, str(error))
             left.update([reason] * is_region)
-    for output in optimised.graph.output:
+    for output in optimized.graph.output:
         tensors.reorder_output(output.name)
-    return BlockedModel(_write(optimised, tensors, model) if kept else None, kept, left)
+    return BlockedModel(_write(optimized, tensors, model) if kept else None, kept, left)
 
 
 def has_regions(model: model_files.Model) -> bool:
@@ -101,8 +101,8 @@ def _find_block_size(request: SessionRequest) -> int:
     return size
 
 
-def _optimise(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
-    """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows. Of a path, the
+def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
+    """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that it knows. Of a path, the
     large tensors of the result are in a file beside it."""
     own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in ENTRIES:
@@ -112,13 +112,13 @@ def _optimise(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.Mod
     register(own, backend="native", standard_ops=request.takes_all_qdq)
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
-    with errors_named("ONNX Runtime did not write the optimised model", NotRewrittenError):
-        return optimised_by_onnx_runtime(model, own, **request.ort_arguments)
+    with errors_named("ONNX Runtime did not write the optimized model", NotRewrittenError):
+        return optimized_by_onnx_runtime(model, own, **request.ort_arguments)
 
 
-def _write(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the optimised model with the rewritten nodes, and with the inputs, outputs and metadata of the source."""
-    graph = optimised.graph
+def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the optimized model with the rewritten nodes, and with the inputs, outputs and metadata of the source."""
+    graph = optimized.graph
     used = {proto.name for proto in graph.output}
     nodes = []
     for node in reversed(tensors.nodes):  # without the Transposes that have become part of a reorder
@@ -141,11 +141,11 @@ def _write(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.Mod
     graph.output.extend(source.graph.output)
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        optimised.ClearField(name)
+        optimized.ClearField(name)
         if source.HasField(name):
-            setattr(optimised, name, getattr(source, name))
-    del optimised.metadata_props[:]
-    optimised.metadata_props.extend(source.metadata_props)
-    if NCHWC not in {proto.domain for proto in optimised.opset_import}:
-        optimised.opset_import.append(helper.make_opsetid(NCHWC, 1))
-    return optimised
+            setattr(optimized, name, getattr(source, name))
+    del optimized.metadata_props[:]
+    optimized.metadata_props.extend(source.metadata_props)
+    if NCHWC not in {proto.domain for proto in optimized.opset_import}:
+        optimized.opset_import.append(helper.make_opsetid(NCHWC, 1))
+    return optimized

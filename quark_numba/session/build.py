@@ -191,7 +191,7 @@ def _carry_out(
 def _exchange(path: str, proto: onnx.ModelProto) -> str:
     """Write a model in the blocked layout in the place of that at `path`, and return its path. Its tensors are there."""
     folder = os.path.dirname(path)
-    for written in (path, f"{path}.data", os.path.join(folder, "optimised.onnx")):
+    for written in (path, f"{path}.data", os.path.join(folder, "optimized.onnx")):
         os.remove(written)
     path = os.path.join(folder, "blocked.onnx")
     Path(path).write_bytes(proto.SerializeToString())

@@ -1,4 +1,4 @@
-"""`InferenceSession`: a session of the optimised model, in one call."""
+"""`InferenceSession`: a session of the optimized model, in one call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CIRCLE = "the graph is not acyclic"
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
-    """An ``onnxruntime.InferenceSession`` of the optimised model (`optimize`), with this package's operators.
+    """An ``onnxruntime.InferenceSession`` of the optimized model (`optimize`), with this package's operators.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         arithmetic. A node that has no kernel there and no form in standard operators stays as it is, and runs on the CPU's
         provider; a warning (`logging`) names such nodes.
     blocked_layout : bool
-        Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
-        the last bit of a result may differ, as with ONNX Runtime's own optimisations.
+        Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimizations are on. Then
+        the last bit of a result may differ, as with ONNX Runtime's own optimizations.
     keep_quantized_weights : bool
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
@@ -71,7 +71,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
         removed as soon as the session has opened them; their room on the disk is free when the session is gone.
     cache : bool or path
-        Whether to keep the optimised model for later sessions, in the user's cache (True) or in a folder. The kept model is as
+        Whether to keep the optimized model for later sessions, in the user's cache (True) or in a folder. The kept model is as
         large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions. A
         damaged one is made again. One that cannot be kept gives a warning (`logging`), and the session runs without. The models
         used least recently are removed beyond 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB.
@@ -200,7 +200,7 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
     """Let ONNX Runtime create its session of a model. It may refuse the model only for how it cuts it for another provider than
-    the CPU's, or for what its optimisers make of quantization nodes. Then let it try again without these. Raise its error if it
+    the CPU's, or for what its optimizers make of quantization nodes. Then let it try again without these. Raise its error if it
     refuses that, too."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
@@ -215,7 +215,7 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
                 )
                 create(source, [CPU], None)
             elif _may_be_of_fusions(first, source, request.options) and _is_created_as_written(request.options, again):
-                what = "ONNX Runtime optimises nothing in this session, as it refused the model with its optimisations: %s"
+                what = "ONNX Runtime optimizes nothing in this session, as it refused the model with its optimizations: %s"
                 _log.warning(what, first)
             elif artifact.refusal:  # only now: a library that the user registered may run the operator
                 raise ModelError(artifact.refusal) from first
@@ -226,7 +226,7 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime's optimisers of quantization nodes may be why a session of this model was refused."""
+    """Whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
@@ -246,7 +246,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
 
 
 def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
-    """Whether ONNX Runtime creates the session without optimisers. The entries of the options that turn off a few of them will
+    """Whether ONNX Runtime creates the session without optimizers. The entries of the options that turn off a few of them will
     not do: ONNX Runtime warns of each entry that is changed back."""
     with changing:
         before = options.graph_optimization_level

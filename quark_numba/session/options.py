@@ -13,7 +13,7 @@ from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
-# optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
+# optimizes it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",
     "mlas.disable_kleidiai",

@@ -43,7 +43,7 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
         "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         "has_other_providers": has_other_providers,
     }
-    needs_passes = not is_custom or has_other_providers or read.is_large or not is_optimised(read.proto)
+    needs_passes = not is_custom or has_other_providers or read.is_large or not is_optimized(read.proto)
     return Plan(
         passes if needs_passes else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
@@ -52,7 +52,7 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
     )
 
 
-def is_optimised(model: onnx.ModelProto) -> bool:
+def is_optimized(model: onnx.ModelProto) -> bool:
     """Whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or subgraph
     that may contain one."""
     if model.functions or not model.HasField("graph"):

@@ -122,4 +122,4 @@ def test_wrong_providers(command, small, terminal):
 def test_what_is_not_for_other_providers(small, terminal):
     words = ["run", small[0], "--optimize", "--runs", "1", "--providers"]
     assert "--optimize: not allowed with other --providers" in terminal.refusal(*words, SHORT)
-    assert "optimised" in terminal.report(*words, "cpu")
+    assert "optimized" in terminal.report(*words, "cpu")

@@ -45,7 +45,7 @@ def test_there_are_no_empty_tables(tmp_path, terminal):
     path = add(tmp_path / "m.onnx", quantized=False)
     text = terminal.text("run", path, "--runs", "1", "--optimize")
     assert f"Quantization nodes of {path}: none\n" in text
-    assert "Nodes of the optimised model that stay as they are: none\n" in text
+    assert "Nodes of the optimized model that stay as they are: none\n" in text
     text = terminal.text("optimize", path, tmp_path / "out.onnx")
     assert text == f"Nodes that {tmp_path / 'out.onnx'} no longer has: none\nNodes that were left: none\n"
     assert not [line for line in text.splitlines() if line[0] in BORDERS]

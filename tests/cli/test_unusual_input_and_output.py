@@ -265,11 +265,11 @@ def test_other_things_in_the_folder_of_the_cache(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_optimised_model_beside_it(terminal):
+def test_the_optimized_model_beside_it(terminal):
     arguments = ["run", BF16, "--reference", FLOAT, "--data", EXPECTED, "--optimize", "--runs", "1"]
-    assert "textline_cls_bf16.onnx, optimised" in terminal.text(*arguments)
+    assert "textline_cls_bf16.onnx, optimized" in terminal.text(*arguments)
     report = terminal.report(*arguments)
-    assert report["optimised"]["latency_ratio"] == report["optimised"]["median_seconds"] / report["reference"]["median_seconds"]
+    assert report["optimized"]["latency_ratio"] == report["optimized"]["median_seconds"] / report["reference"]["median_seconds"]
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "1025", "99999999999", "x"])

@@ -114,7 +114,7 @@ def check_program(command, library, threads, *, refused=None, close=(), size=lib
 
 
 on_threads = pytest.mark.parametrize("threads", [1, 2])
-without_options = pytest.mark.parametrize("form", ["optimised", "as written"])
+without_options = pytest.mark.parametrize("form", ["optimized", "as written"])
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_every_model_on_debian(program_of_debian, every_model, threads):
 
 @pytest.mark.slow
 def test_a_cpp_program_with_errors(program, build, tmp_path):
-    library = build(NAMES, "optimised")
+    library = build(NAMES, "optimized")
     path = library.with_name("tagger_u16.onnx")
     for arguments, message in (
         ([], b"expected: run LIBRARY MODEL"),
@@ -176,7 +176,7 @@ def test_a_cpp_program_with_errors(program, build, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("form", "threads"), [("optimised", 1), ("as written", 2)])
+@pytest.mark.parametrize(("form", "threads"), [("optimized", 1), ("as written", 2)])
 def test_aarch64_linux(program_for_aarch64, build, form, threads):
     check_program(program_for_aarch64, build(NAMES, form, "linux-aarch64"), threads, size=SMALL_SIZE)
 

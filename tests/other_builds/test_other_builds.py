@@ -175,7 +175,7 @@ def test_kept_models(providers, tmp_path):
 
 
 @PROVIDERS
-def test_optimised_models(providers, tmp_path):
+def test_optimized_models(providers, tmp_path):
     """OpenVINO's provider needs shapes, which sessions write."""
     quark_numba.optimize(MODEL, tmp_path / "m.onnx")
     assert_near(quark_numba.InferenceSession(tmp_path / "m.onnx", providers=providers), "bf16")

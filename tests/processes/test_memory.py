@@ -435,7 +435,7 @@ PREPARED = MODELS / "mct" / "mct_uniform.onnx"
 WAYS = {
     "InferenceSession": lambda folder: quark_numba.InferenceSession(PREPARED, one_thread()),
     "a cache": lambda folder: quark_numba.InferenceSession(PREPARED, one_thread(), cache=folder),
-    "optimize": lambda folder: quark_numba.optimize(PREPARED, folder / "optimised.onnx"),
+    "optimize": lambda folder: quark_numba.optimize(PREPARED, folder / "optimized.onnx"),
     "a broken model": lambda folder: refused(PREPARED.read_bytes()[:-999]),
     "a library": lambda folder: quark_numba.build_library(PREPARED, folder),
 }

@@ -44,7 +44,7 @@ def call(name):
 def load(name, backend):
     kept[name, backend] = session(one_node("quantize", name), backend=backend)
 
-def load_optimised(name):
+def load_optimized(name):
     quark_numba.InferenceSession(one_node("quantize", name))
 
 def use(name, backend):
@@ -69,7 +69,7 @@ actions = [
     (call, list(oracle.EXTENDED)),
     (lambda name: load(name, "native"), list(oracle.EXTENDED)),
     (lambda name: load(name, "extensions"), ["uint8", "int8", "int16", "uint16"]),
-    (load_optimised, list(oracle.EXTENDED)),
+    (load_optimized, list(oracle.EXTENDED)),
     (lambda name: use(name, "native"), list(oracle.EXTENDED)),
     (lambda name: use(name, "extensions"), ["uint8", "int8", "int16", "uint16"]),
 ]

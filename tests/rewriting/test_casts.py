@@ -12,7 +12,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.rewriting import casts
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.plan import is_optimised
+from quark_numba.session.plan import is_optimized
 
 pytestmark = pytest.mark.compiled
 
@@ -158,7 +158,7 @@ def test_sessions(name):
     nodes = [*pair("w", "v", name, "wh"), *pair("x", "a", name, "xh"), "c = Conv (a, v)", *pair("c", "b", name, "ch")]
     nodes += ["r = Relu (b)", *pair("r", "s", name, "rh"), "d = Conv (s, v)", *pair("d", "y", name, "dh")]
     source = model(nodes, [("x", "float32", x.shape)], ["y"], initializers=floats(w=w), opset=17)
-    assert not is_optimised(source)
+    assert not is_optimized(source)
     expected = exact_session(source).run(None, {"x": x})[0]
     (y,) = quark_numba.InferenceSession(source).run(None, {"x": x})
     # ONNX Runtime adds a convolution up in another order if it is in the blocked layout.

@@ -15,7 +15,7 @@ from quark_numba import ModelError, optimize
 from quark_numba.cli import inventory
 from quark_numba.rewriting.channels_last import REWRITTEN
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.session.plan import is_optimised
+from quark_numba.session.plan import is_optimized
 
 pytestmark = pytest.mark.compiled
 
@@ -70,7 +70,7 @@ def test_nodes(case, has_shape):
     written = model(
         [node(name, ["x", *constants], **attributes)], [("x", "float32", shape)], ["y"], initializers=floats(**moved), opset=17
     )
-    assert not is_optimised(written)
+    assert not is_optimized(written)
     result = optimized(written)
     if name == "BatchNormalization" and not has_shape:
         ((operator, why),) = result.left

@@ -66,7 +66,7 @@ def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **at
 
 
 def assert_merged(before, feeds, count=1):
-    """Assert that `optimize` makes `count` regions, and that every value that both models have is equal. Return the optimised
+    """Assert that `optimize` makes `count` regions, and that every value that both models have is equal. Return the optimized
     model."""
     after = optimize(before)
     assert operators(after).count("Region") == count, operators(after)

@@ -272,7 +272,7 @@ def test_reference_evaluator(form, mode):
 
 
 def test_beside_matrix_products():
-    """ONNX Runtime's optimisers would fuse a scale of one element with a MatMul, which changes bits. They leave these alone,
+    """ONNX Runtime's optimizers would fuse a scale of one element with a MatMul, which changes bits. They leave these alone,
     and additions after a MatMul."""
     rng = np.random.default_rng(8)
     x, w = rng.normal(size=(33, 20)).astype(f32), rng.normal(size=(20, 20)).astype(f32)

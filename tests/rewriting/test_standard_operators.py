@@ -58,7 +58,7 @@ def test_int32_zero_points_are_onnx_runtimes():
 
 
 @pytest.mark.parametrize("qdq", ["auto", "float"])
-def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(qdq):
+def test_no_node_keeps_a_name_that_onnx_runtimes_optimizers_know(qdq):
     """Neither in branches nor in local functions that are not inlined."""
     before = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
         g (bool c, int8[2, 4] x) => (float[] o, float[] p) <float s = {0.5}, int8[1] z = {1}, float[1] t = {0.25}> {
@@ -124,7 +124,7 @@ def test_what_is_beside_onnx_runtimes_nodes_stays():
 
 @pytest.mark.parametrize("qdq", ["auto", "float"])
 @pytest.mark.by_default(1)
-def test_no_optimiser_quantizes_the_input_of_kept_codes(qdq):
+def test_no_optimizer_quantizes_the_input_of_kept_codes(qdq):
     """ONNX Runtime turns a DequantizeLinear in front of a MatMul into a product that quantizes its other input."""
     random = np.random.default_rng(2)
     nodes = ["d = DequantizeLinear <axis = 1> (w, s)", "y = MatMul (x, d)"]
@@ -149,7 +149,7 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
 
 @pytest.mark.slow
 def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog, capfd):
-    """ONNX Runtime's optimiser of Clip knows no codes of 4 bits in com.microsoft."""
+    """ONNX Runtime's optimizer of Clip knows no codes of 4 bits in com.microsoft."""
     domain = "com.microsoft"
     nodes = [*pair(y="d", domain=domain), "c = Clip (d, low, high)", *pair("c", "codes_of_c", domain=domain)]
     initializers = [*scale_and_zero_point("int4", 0.5, -3), *floats(low=0, high=5)]

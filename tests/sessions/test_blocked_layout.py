@@ -45,7 +45,7 @@ def laid_out_for(source, given=None, *providers, **ort_arguments):
 
 
 def laid_out(source, **how):
-    """Return the optimised model in the blocked layout, None if no region keeps the layout."""
+    """Return the optimized model in the blocked layout, None if no region keeps the layout."""
     return laid_out_for(optimize(source, **how)).model
 
 
@@ -211,7 +211,7 @@ def test_padding_that_is_not_finite(steps, value, kind):
 
 def test_padding_of_a_convolution_without_a_region_behind_it():
     """If its input has Inf, a convolution puts NaN into the channels of padding, which must not reach the other channels. ONNX
-    Runtime itself gives NaN in all channels here. So the expected values are those of a session without optimisations."""
+    Runtime itself gives NaN in all channels here. So the expected values are those of a session without optimizations."""
     steps = "d = Conv (a, w3)  e = MaxPool <kernel_shape = [2, 2]> (d)  f = Conv (e, w3)  b = Relu (f)"
     source = network(20, steps, zero_point=ml_dtypes.bfloat16(0))
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
@@ -310,4 +310,4 @@ def test_when_it_is_left_alone(tmp_path):
     assert laid_out_for(onnx.ModelProto()) == (None, 0, {})
     source.graph.input[0].name = "another"
     (reason,) = laid_out_for(source).left
-    assert reason.startswith("ONNX Runtime did not write the optimised model: ")
+    assert reason.startswith("ONNX Runtime did not write the optimized model: ")

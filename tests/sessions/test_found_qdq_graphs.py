@@ -1,5 +1,5 @@
 """Graphs of ONNX's own quantization operators for which sessions once ended the process, were refused, or gave other numbers
-than plain ONNX Runtime without optimisations. The rules of the comparison are in `qdq_sessions`."""
+than plain ONNX Runtime without optimizations. The rules of the comparison are in `qdq_sessions`."""
 
 import numpy as np
 import pytest

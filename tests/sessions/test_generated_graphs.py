@@ -1,6 +1,6 @@
 """Sessions of generated graphs. Graphs like those of exporters are compared with drop-in sessions of the same graphs, by the
 rules in `compared_sessions`. Graphs of ONNX's own quantization operators, of dialects and of block formats run in every mode,
-against plain ONNX Runtime without optimisations and an oracle, by the rules in `qdq_sessions`."""
+against plain ONNX Runtime without optimizations and an oracle, by the rules in `qdq_sessions`."""
 
 import compared_sessions
 import pytest

@@ -22,7 +22,7 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.models import model_files
-from quark_numba.session.plan import is_optimised
+from quark_numba.session.plan import is_optimized
 
 pytestmark = pytest.mark.compiled
 
@@ -183,17 +183,17 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
         signal.signal(signal.SIGTERM, before)
 
 
-def test_what_is_optimised_is_not_optimised_again():
-    """Any other model is optimised, also if the package's nodes are only in a subgraph or a function."""
+def test_what_is_optimized_is_not_optimized_again():
+    """Any other model is optimized, also if the package's nodes are only in a subgraph or a function."""
     source = constant_model()
     branch = "graph = branch () => (float[] v) { d = Pair (w, s, z)  v = Add (x, d) }"
     in_branch = constant_model(nodes=f"y = If (flag) <then_branch: {branch}, else_branch: {branch}>", flag=np.array(True))
     function = f'<domain: "local", opset_import: ["" : 21]> F (x, w, s, z) => (y) {{ {NODES} }}'
     in_function = constant_model(nodes="y = local.F (x, w, s, z)", functions=function)
     for each in (source, in_branch, in_function):
-        assert not is_optimised(each)
+        assert not is_optimized(each)
         assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
-    assert is_optimised(optimize(source))
+    assert is_optimized(optimize(source))
     assert result(quark_numba.InferenceSession(optimize(source))) == [1.5, -2.25, 3.0]
 
 

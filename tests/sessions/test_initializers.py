@@ -330,7 +330,7 @@ def test_options_without_the_cpu_provider():
 
 
 @pytest.mark.parametrize("names", ["", "w"])
-def test_the_optimised_model_may_replace_the_original(names, tmp_path):
+def test_the_optimized_model_may_replace_the_original(names, tmp_path):
     """As in ONNX Runtime. What asks ONNX Runtime for the replaced initializers writes nothing there."""
     onnx.save(in_files(small(""), names), tmp_path / "m.onnx")
     options = options_with({name: arrays()[name] for name in names})

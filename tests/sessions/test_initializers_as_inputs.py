@@ -42,13 +42,13 @@ def adapted():
     return with_inputs(made, a=[4, "r"], b=["r", 4])
 
 
-def optimised_file(path):
+def optimized_file(path):
     quark_numba.optimize(path, path.with_name("o.onnx"))
     return session(path.with_name("o.onnx"))
 
 
 USES = {
-    "optimize": optimised_file,
+    "optimize": optimized_file,
     "InferenceSession": lambda path: quark_numba.InferenceSession(path, session_options()),
     "bytes": lambda path: quark_numba.InferenceSession(path.read_bytes(), session_options()),
     "cache": lambda path: quark_numba.InferenceSession(path, session_options(), cache=path.parent / "cache"),

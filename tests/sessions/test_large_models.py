@@ -41,7 +41,7 @@ REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
 @pytest.mark.covering
 @pytest.mark.slow
 def test_real_models(name, threads, tmp_path, request):
-    """Sessions of large models give the same bits as those in memory, and files of optimised models have the same tensors."""
+    """Sessions of large models give the same bits as those in memory, and files of optimized models have the same tensors."""
     before = onnx.load(MODELS / f"{name}.onnx")
     apart(before, tmp_path / "m.onnx")
     del before
@@ -459,7 +459,7 @@ quark_numba.optimize(path, path)
 
 
 def exchange_and_end(path, replaced):
-    """Optimise a model in its place in a process that ends when so many files have been moved."""
+    """Optimize a model in its place in a process that ends when so many files have been moved."""
     assert subprocess.run([sys.executable, "-c", EXCHANGE, path, str(replaced)]).returncode == 9
 
 

@@ -57,7 +57,7 @@ def test_models(path):
 
 def test_a_model_that_needs_standard_ops():
     """ONNX Runtime has no DequantizeLinear of float4e2m1. It says so, unless this package runs ONNX's own operators, or the
-    session optimises the model."""
+    session optimizes the model."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
     with pytest.raises(Exception, match="Could not find an implementation for DequantizeLinear"):
         session(path)

@@ -40,21 +40,21 @@ def test_expected_outputs(variant, backend, threads, expected, tolerance):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("optimised", [False, True])
+@pytest.mark.parametrize("optimized", [False, True])
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
 @pytest.mark.by_default(2)
-def test_expected_outputs_of_other_operators(name, optimised, threads, tolerance):
-    """An optimised model has another layout of convolutions, with which one rounding to bfloat16 may flip, by a step of 2**-8.
+def test_expected_outputs_of_other_operators(name, optimized, threads, tolerance):
+    """An optimized model has another layout of convolutions, with which one rounding to bfloat16 may flip, by a step of 2**-8.
     With another tanhf, some codes of LSTM layers are a step off."""
     with np.load(MODELS / f"{name}_expected.npz") as arrays:
         xs, expected = arrays["x"], arrays["y"]
     path = MODELS / f"{name}.onnx"
-    source = optimize(path) if optimised else path
+    source = optimize(path) if optimized else path
     model = session(source, threads=threads, disable_quant_qdq="1")
     y = np.stack([model.run(None, {"x": x})[0] for x in xs])
     allowed = tolerance
     if name == "tagger_u16":
         allowed = 0 if HAS_SAME_TANHF else 1e-3
-    if name == "style_bf16" and optimised:
+    if name == "style_bf16" and optimized:
         allowed = max(allowed, 2**-7)
     np.testing.assert_allclose(y, expected, rtol=0, atol=allowed)

@@ -47,7 +47,7 @@ def test_the_page_has_every_entry():
 
 @pytest.mark.compiled
 def test_free_dimensions(tmp_path):
-    """Free dimensions are set by the names and denotations of inputs, which optimised and kept models keep."""
+    """Free dimensions are set by the names and denotations of inputs, which optimized and kept models keep."""
     text = "(float[n, c] x) => (float[n, c] y) { d = Pair (x, s, z)  y = Relu (d) }"
     made = text_model(text, s=np.float32(0.1), z=np.int8(0))
     made.graph.input[0].type.tensor_type.shape.dim[1].denotation = "DATA_CHANNEL"

@@ -70,7 +70,7 @@ assert library.rpartition("/")[2] not in open("/proc/self/maps").read(), "it is 
 """
 
 
-@pytest.fixture(scope="session", params=["optimised", "as written"])
+@pytest.fixture(scope="session", params=["optimized", "as written"])
 def library(request, tmp_path_factory):
     """A library of some models."""
     return built(NAMES, request.param, tmp_path_factory.mktemp("library"))

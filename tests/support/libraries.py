@@ -43,7 +43,7 @@ EVERY_MODEL = [path.relative_to(MODELS).with_suffix("").as_posix() for path in s
 
 # How models come out of `build_library`: its options for that.
 FORMS = {
-    "optimised": {},
+    "optimized": {},
     "as written": {"optimize": False},
     "with ONNX's own operators": {"optimize": False, "standard_ops": True},
 }
@@ -104,7 +104,7 @@ def own_session(path, threads, standard_ops=False):
 
 def names_of(form):
     """Return the names of all models that run in a form. QONNX's nodes with channels last run nowhere as written."""
-    names = [each for each in EVERY_MODEL if form == "optimised" or not each.startswith("channels_last/")]
+    names = [each for each in EVERY_MODEL if form == "optimized" or not each.startswith("channels_last/")]
     return tuple(each for each in names if form != "as written" or each not in REFUSED_AS_WRITTEN)
 
 

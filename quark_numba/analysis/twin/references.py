@@ -12,7 +12,7 @@ from ...element_types import find
 from ...errors import reraise_of_signal_handler
 from ...models.model_files import Source
 from ...ort import register
-from ...rewriting.fusions import optimised_by_onnx_runtime
+from ...rewriting.fusions import optimized_by_onnx_runtime
 from ...rewriting.graph import Graph
 from .quantizers import Quantizer
 
@@ -65,7 +65,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
-        simplified = optimised_by_onnx_runtime(reference.copy(), options)
+        simplified = optimized_by_onnx_runtime(reference.copy(), options)
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
