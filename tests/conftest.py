@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
-        is_marked = any(item.get_closest_marker(name) for name in ("full", "exhaustive"))
+        is_marked = any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
         if hasattr(item, "callspec") and not is_marked:
             groups.setdefault((item.path, item.cls, item.originalname), []).append(item)
     for group in groups.values():
@@ -89,13 +89,10 @@ def mark_group(items):
     covering = items[0].get_closest_marker("covering")
     if covering:
         chosen = [*covering_items(items)]
-        (rest,) = covering.args or ("full",)
+        (rest,) = covering.args or ("slow",)
         for item in set(items) - {*chosen}:
             item.add_marker(getattr(pytest.mark, rest))
         items = chosen
-    items = [item for item in items if not item.get_closest_marker("slow")]
-    if not items:
-        return
     by_default = items[0].get_closest_marker("by_default")
     if by_default:
         (count,) = by_default.args

@@ -34,7 +34,7 @@ VARIANTS = [
     ("mx9", True, ""),
     ("a8w8", False, ""),
     *(
-        pytest.param(*each, marks=pytest.mark.full)
+        pytest.param(*each, marks=pytest.mark.slow)
         for each in (("bf16", False, ""), ("a8w8", True, ""), ("i32", True, "mxfp4_e2m1"))
     ),
 ]

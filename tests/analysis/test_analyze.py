@@ -301,7 +301,7 @@ def test_sweep_by_node_and_operator():
     assert product.on_sqnr_db == pytest.approx(whole)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_what_if():
     """Each tensor is measured in other formats. The trade-offs go from more to fewer bits, and their choices lead to the bits
     that they state."""
@@ -397,7 +397,7 @@ def test_per_axis_and_blocked_scales():
     assert tensor.parameters == {"scale": [pytest.approx(0.1), 10.0], "axis": 1}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data():
     code = f"""
 import resource, sys

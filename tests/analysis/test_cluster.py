@@ -115,7 +115,7 @@ def test_a_worker_that_ends_is_replaced(small, whole):
     assert found == whole
 
 
-@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_interrupted_goes_on(workers, small, whole, tmp_path):
     kept = tmp_path / "kept.json"
 
@@ -172,7 +172,7 @@ def test_a_file_of_another_run(small, tmp_path):
         quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=os.devnull))
 
 
-@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_batch_that_fails(workers, small, tmp_path, terminal, capsys):
     """The batch has four rows, and the model takes three."""
     names = [f"{index:03}.npz" for index in range(9)]
@@ -194,7 +194,7 @@ def test_a_batch_that_fails(workers, small, tmp_path, terminal, capsys):
     assert "no batch could be run; the first: " in terminal.error(*words, "--on-error", "continue")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
     """The files get new times during the run, so the workers do not take them for the same files."""
     for path in small[1].iterdir():
@@ -210,7 +210,7 @@ def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_running_cluster(small, whole):
     """A running cluster takes data of all kinds. The content of the model is sent."""
     with distributed.LocalCluster(
@@ -232,7 +232,7 @@ def test_numbers_do_not_depend_on_the_threads_of_a_session():
     assert one == two
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_analyze(small, terminal, tmp_path):
     words = ["analyze", small[0], "--data", str(small[1]), "--limit", "20", "--sweep", "--what-if", "bfloat16", "bfp16"]
     alone = terminal.text(*words, "--json")
@@ -291,7 +291,7 @@ def test_ctrl_c_in_a_finalizer_is_not_lost():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded_ctrl_c")
 def test_ctrl_c_comes_to_all_processes_of_a_terminal_and_ends_them(small, tmp_path):
     words = [sys.executable, "-m", "quark_numba", "evaluate", small[0], "--random", "100000", "--dim", "x[0]=3"]

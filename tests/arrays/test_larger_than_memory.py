@@ -62,14 +62,14 @@ def peak(limit, size, folder=""):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of addresses, and the peak of memory, as Linux has them")
 @pytest.mark.parametrize(
     ("limit", "size"),
-    [pytest.param(1536, 2048, marks=pytest.mark.full), pytest.param(4096, 40 * 1024, marks=pytest.mark.exhaustive)],
+    [pytest.param(1536, 2048, marks=pytest.mark.slow), pytest.param(4096, 40 * 1024, marks=pytest.mark.exhaustive)],
 )
 def test_to_a_reduction(limit, size):
     assert peak(limit, size) < limit
 
 
 @pytest.mark.compiled
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of addresses, and the peak of memory, as Linux has them")
 def test_by_way_of_zarr(tmp_path):
     assert peak(1536, 2048, tmp_path) < 1536

@@ -271,9 +271,9 @@ RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 @pytest.mark.parametrize(
     ("arguments", "after"),
     [
-        pytest.param(["--types", "int4"], CALLS, marks=pytest.mark.full),
+        pytest.param(["--types", "int4"], CALLS, marks=pytest.mark.slow),
         (["--model", BF16], SESSION.format(BF16)),
-        pytest.param(["--model", TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}", marks=pytest.mark.full),
+        pytest.param(["--model", TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}", marks=pytest.mark.slow),
     ],
     ids=["types", "model", "other_operators"],
 )

@@ -131,7 +131,7 @@ def every_model(request, build):
     return form, build(libraries.names_of(form), form), {"least": 0.9, "standard_ops": "standard_ops" in libraries.FORMS[form]}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @on_threads
 def test_every_model_in_python(every_model, threads, tmp_path):
     """In a process that has nothing but onnxruntime."""
@@ -139,14 +139,14 @@ def test_every_model_in_python(every_model, threads, tmp_path):
     check_bits(library, models_beside(library), threads, tmp_path, **options)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @on_threads
 def test_every_model_in_cpp(program, every_model, threads):
     _, library, options = every_model
     check_program(program, library, threads, **options)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @on_threads
 def test_every_model_on_debian(program_of_debian, every_model, threads):
     """Debian's ONNX Runtime is older: one model is too new for it, and so are ONNX's own operators in a library. Its
@@ -175,7 +175,7 @@ def test_a_cpp_program_with_errors(program, build, tmp_path):
         assert not result.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "threads"), [("optimized", 1), ("as written", 2)])
 def test_aarch64_linux(program_for_aarch64, build, form, threads):
     check_program(program_for_aarch64, build(NAMES, form, "linux-aarch64"), threads, size=SMALL_SIZE)
@@ -213,7 +213,7 @@ def nodes_alone(path, folder):
     return folder / "nodes.onnx", fed
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_nodes_on_aarch64_linux(program_for_aarch64, tmp_path):
     """ONNX Runtime's convolutions of floats differ between processors, and so do the outputs of this whole model. Its nodes of
     this package's operators do not, if they get the same values."""
@@ -246,7 +246,7 @@ def child_of_windows(code, *arguments):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @without_options
 @on_threads
 def test_windows(build, tmp_path, form, threads):

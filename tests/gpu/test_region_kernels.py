@@ -229,7 +229,7 @@ def test_ptx_is_assembled_without_local_memory(name, tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["bfp16", "mx9", "mxfp8"])
-@pytest.mark.full
+@pytest.mark.slow
 def test_programs_of_a_network(variant, tmp_path):
     nodes = quark_numba.optimize(onnx.load(textline.path_of(variant))).graph.node
     texts = {helper.get_node_attr_value(node, "program") for node in nodes if node.op_type == "Region"}

@@ -72,7 +72,7 @@ operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: 
 every_case = pytest.mark.parametrize(
     ("operator", "name"),
     [
-        pytest.param(operator, name, marks=() if name in ("defaults", "BFP16", "MX9", "fp8_e4m3, 32") else pytest.mark.full)
+        pytest.param(operator, name, marks=() if name in ("defaults", "BFP16", "MX9", "fp8_e4m3, 32") else pytest.mark.slow)
         for operator in OPERATORS
         for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]
     ],

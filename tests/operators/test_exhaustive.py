@@ -124,6 +124,7 @@ def test_all(name, capsys):
     assert wrong == 0
 
 
+@pytest.mark.slow  # whoever changes a kernel need not wait for the exhaustive run; `main` and a release do
 def test_results_are_of_these_sources():
     """The recorded results belong to the present sources; otherwise `pytest -m exhaustive` is due."""
     assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())

@@ -32,7 +32,7 @@ OF_DIALECTS = [each for each in OF_DIALECTS if each.domain != "quark_numba"]
 FRACTIONAL_BIT_WIDTH = {5, 33}
 
 operators = pytest.mark.parametrize("operator", OF_DIALECTS, ids=lambda each: each.name)
-firsts = pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(12, 500, 61))])
+firsts = pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 500, 61))])
 
 
 def seeds(first):
@@ -77,7 +77,7 @@ def is_affordable(array):
 
 @pytest.mark.compiled
 @of_qonnx
-@pytest.mark.parametrize("modes", ["default", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.parametrize("modes", ["default", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_probes_in_sessions(operator, modes):
     for probe in probes(operator):

@@ -76,7 +76,7 @@ def test_probes(operator):
 
 @operators
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(n, marks=[pytest.mark.full, pytest.mark.compiled]) for n in range(50, 500, 50))]
+    "first", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.compiled]) for n in range(50, 500, 50))]
 )
 @pytest.mark.by_default(1)
 def test_random_nodes(operator, first):

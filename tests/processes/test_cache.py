@@ -501,7 +501,7 @@ else:
     "names",
     [
         ["uint4", "float4e2m1"],
-        pytest.param(["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"], marks=pytest.mark.full),
+        pytest.param(["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"], marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.slow

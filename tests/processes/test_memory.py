@@ -337,7 +337,7 @@ def of_nvidia(name, seed):
 @guard
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("node_of", [*dialect_nodes()])
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(6, 96, 30))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 96, 30))])
 @pytest.mark.covering
 @pytest.mark.slow
 def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):

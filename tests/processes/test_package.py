@@ -215,13 +215,13 @@ PROCESSORS = {"generic": "", "haswell": "+avx,+avx2,+fma,+f16c"}
     ("processor", "file", "chosen"),
     [
         ("generic", "arrays/test_calls.py", "test_small_shapes and float16"),
-        pytest.param("generic", "arrays/test_calls.py", "float16 or int8", marks=pytest.mark.slow),
-        pytest.param("haswell", "arrays/test_calls.py", "float16 or int8", marks=pytest.mark.slow),
-        pytest.param("haswell", "sessions/test_native.py", "test_past_the_cache", marks=pytest.mark.slow),
+        ("generic", "arrays/test_calls.py", "float16 or int8"),
+        ("haswell", "arrays/test_calls.py", "float16 or int8"),
+        ("haswell", "sessions/test_native.py", "test_past_the_cache"),
     ],
 )
 def test_other_processors(processor, file, chosen):
-    words = ["-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen, TESTS / file]
+    words = ["-m", "pytest", "-q", "-m", "not exhaustive", "-k", chosen, TESTS / file]
     done = processes.python(*words, NUMBA_CPU_NAME=processor, NUMBA_CPU_FEATURES=PROCESSORS[processor])
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

@@ -99,7 +99,7 @@ assert outcomes["interrupted"] > {count} // 4, outcomes
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(0, 18), pytest.param(1, 60, marks=pytest.mark.full), pytest.param(2, 1000, marks=pytest.mark.exhaustive)],
+    [(0, 18), pytest.param(1, 60, marks=pytest.mark.slow), pytest.param(2, 1000, marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.slow
 @needs_extensions

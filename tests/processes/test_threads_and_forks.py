@@ -410,7 +410,7 @@ assert_quantized(node)
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_numbas_debug_information(tmp_path):
     """Debug information changes how functions are compiled."""
     run("import warnings; warnings.simplefilter('ignore'); check('int8')", NUMBA_DEBUGINFO="1", NUMBA_CACHE_DIR=str(tmp_path))

@@ -200,7 +200,7 @@ def test_a_damaged_library(tmp_path):
         assert f"{name}.so" in child(REFUSED, damaged, path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind only")
 def test_memory_under_valgrind(tmp_path):
     """A model runs without an invalid access and without a lost block in the library."""
@@ -480,7 +480,7 @@ def format_of(path):
 @pytest.mark.slow
 @zig
 @pytest.mark.parametrize(
-    "target", [each if each == "linux-aarch64" else pytest.param(each, marks=pytest.mark.full) for each in FORMATS]
+    "target", [each if each == "linux-aarch64" else pytest.param(each, marks=pytest.mark.slow) for each in FORMATS]
 )
 def test_other_systems(target, tmp_path):
     """The library is linked, with nothing undefined. It is not run here."""

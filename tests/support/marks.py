@@ -11,10 +11,10 @@ needs_extensions = pytest.mark.skipif(
 
 
 def default_of(values, *default):
-    """Return all values as parameters of pytest; values that are not in `default` are marked `full`."""
+    """Return all values as parameters of pytest; values that are not in `default` are marked `slow`."""
     missing = set(default) - set(values)
     assert not missing, missing
-    return [value if value in default else pytest.param(value, marks=pytest.mark.full) for value in values]
+    return [value if value in default else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def sizes(name, default, **marked):
