@@ -227,7 +227,7 @@ def test_data_are_needed(function):
         function(BF16, None)
 
 
-@sizes("count", 300, full=10_000)
+@sizes("count", 300, slow=10_000)
 def test_many_small_files(count, tmp_path):
     """Files of a folder are read one by one."""
     path = tmp_path / "m.onnx"

@@ -216,7 +216,7 @@ def compute(request):
     return {"chunk by chunk": chunk_by_chunk, "threads": on_threads}[request.param]
 
 
-@sizes("examples", 2, full=10, exhaustive=100)
+@sizes("examples", 2, slow=10, exhaustive=100)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.covering
 @pytest.mark.by_default(1)

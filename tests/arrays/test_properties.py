@@ -62,7 +62,7 @@ def calls(draw, names=QUANTIZED, full=FULL):
 
 
 # Each type needs a kernel. By default, these are kernels that other tests need, too.
-more_examples = sizes("examples", 20, slow=40, full=1000)
+more_examples = sizes("examples", 20, slow=200, exhaustive=1000)
 
 
 @more_examples

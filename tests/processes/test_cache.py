@@ -41,10 +41,10 @@ def filled(tmp_path_factory):
 
 
 @pytest.mark.slow
-@sizes("count", 2, slow=3, full=8)
-def test_eight_processes_fill_it_at_once(count, tmp_path, request):
+@sizes("count", 2, slow=8)
+def test_processes_fill_it_at_once(count, tmp_path):
     code = SMALL if count == 2 else CHECK
-    folder = request.getfixturevalue("filled") if count == 3 else filled_by(count, tmp_path, code)
+    folder = filled_by(count, tmp_path, code)
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*.kernel")}
     assert files
     run(code, NUMBA_CACHE_DIR=str(folder))

@@ -320,7 +320,7 @@ def graphs(draw):
 
 @pytest.mark.compiled
 @pytest.mark.slow
-@sizes("examples", 10, full=100, exhaustive=500)
+@sizes("examples", 10, slow=100, exhaustive=500)
 def test_generated_graphs(examples):
     merged = []
 

@@ -189,7 +189,7 @@ def test_numbers_need_no_rule_for_nan():
 
 
 @pytest.mark.parametrize("graphs", ["sessions", "qdq", "dialects", "blocks"])
-@batches(default=(0, 2, 2), slow=(2, 8, 6), full=(8, 50, 21), exhaustive=(50, 1550, 100))
+@batches(default=(0, 2, 2), slow=(2, 50, 12), exhaustive=(50, 1550, 100))
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_generated_graphs(graphs, seeds):

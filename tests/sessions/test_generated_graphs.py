@@ -10,7 +10,7 @@ from marks import batches
 pytestmark = pytest.mark.compiled
 
 
-@batches(default=(0, 10, 5), full=(10, 100, 15), exhaustive=(100, 5300, 50))
+@batches(default=(0, 10, 5), slow=(10, 100, 15), exhaustive=(100, 5300, 50))
 @pytest.mark.slow
 def test_sessions_give_what_drop_in_sessions_give(seeds):
     """``python tests/support/compared_sessions.py SEED`` shows the graph of a seed, and its smallest part with the same
@@ -28,13 +28,13 @@ def worker():
         yield made
 
 
-@batches(default=(0, 1, 1), slow=(1, 7, 3), full=(7, 67, 20), exhaustive=(67, 5067, 50))
+@batches(default=(0, 1, 1), slow=(1, 61, 15), exhaustive=(61, 5061, 50))
 def test_onnx_operators(seeds, worker):
     assert_right(worker, "qdq", seeds)
 
 
 @pytest.mark.parametrize("graphs", ["dialects", "blocks"])
-@batches(default=(0, 1, 1), slow=(1, 4, 3), full=(4, 24, 10), exhaustive=(24, 1524, 50))
+@batches(default=(0, 1, 1), slow=(1, 25, 8), exhaustive=(25, 1525, 50))
 @pytest.mark.slow
 def test_dialects_and_block_formats(graphs, seeds, worker):
     assert_right(worker, graphs, seeds)
