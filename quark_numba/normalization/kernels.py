@@ -114,5 +114,5 @@ _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array
 _ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
 )

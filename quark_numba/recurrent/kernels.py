@@ -329,5 +329,5 @@ _SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C"
 _ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
 )
