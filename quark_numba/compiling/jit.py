@@ -16,8 +16,8 @@ A kernel that depends on a key of a dispatch table is defined within a function,
 
         return jit.kernel(run, f"run_{key.name}", signature)
 
-Numba takes these variables as constants, so conditions on them are decided at compile time. The cache knows nothing of them,
-but the name of the kernel and the sources of its module (see `_named`): the name has to tell one key from another.
+Numba takes these variables as constants, so conditions on them are decided at compile time. The cache does not look at them: it
+knows a kernel by its name and the sources of its module (see `_named`), so the name has to tell one key from another.
 
 Functions that compiled code calls must have different names. Numba makes the symbol of a compiled function from its name, its
 types, and a number that counts the functions of the process. So two processes may write different functions to the cache under
@@ -63,8 +63,8 @@ def expand(function: Callable[..., Any]) -> Any:
 
 def function(function: Callable[..., Any], name: str | None = None, **calls: Any) -> Any:
     """Return a function that compiled functions call. `name` must be unique. The function has no cache entry: it is part of its
-    callers' entries. A function of a module that does without Numba may call others of that module: `calls` are these,
-    compiled, by their names there."""
+    callers' entries. `calls` are compiled functions by the names of functions of Python in its module, which it calls instead:
+    modules that do without Numba need this."""
     named = _named(function, name or function.__name__, calls)
     return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
@@ -94,7 +94,10 @@ def _named(function: Callable[..., Any], name: str, calls: dict[str, Any] | None
     from another, a changed source gives a new file, and processes that write one file at the same time write the same content.
     """
     assert isinstance(function, FunctionType)
-    names = {**function.__globals__, **calls} if calls else function.__globals__
+    names = function.__globals__
+    if calls:
+        assert all(callable(names[called]) for called in calls)
+        names = {**names, **calls}
     copy = FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
     copy.__qualname__ = f"{name}_{digest(function.__module__)}"
     copy.__module__ = function.__module__

@@ -152,19 +152,16 @@ def kernel(key: Key, scale: ElementType) -> DeviceKernel:
         return scale_at(work.scale, index), zero_point
 
     convert = jit.inline(lambda x, numbers: convert_by_two(x, numbers[0], numbers[1]))
-    count, x_dtype, y_dtype = (
-        VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize),
-        key.x.storage.type,
-        key.y.storage.type,
-    )
+    count = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)
+    x_dtype, y_dtype = key.x.storage.type, key.y.storage.type
     names = {"COUNT": count, "X_DTYPE": x_dtype, "Y_DTYPE": y_dtype, "convert": convert, "numbers_at": numbers_at}
     x_bits, y_bits = bits_in(key.x), bits_in(key.y)
     convert_alike, convert_each = _vector_functions(names, x_bits, y_bits)
     get, (clear, put) = getter(x_bits), putters(y_bits)
 
     def elements(work_address: int, block: int, thread: int) -> int:
-        """Convert count elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are not
-        aligned, are converted one by one."""
+        """Convert `count` elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are
+        not aligned, are converted one by one."""
         work = record_at(work_address, WORK)
         first = unsigned(block * THREADS + thread) * unsigned(count)
         if first >= work.units:

@@ -1,4 +1,4 @@
-"""The loops over instances: a template, and its compilation for a key of the dispatch table.
+"""The loops over instances, and the functions that compile them.
 
 The sums of an instance are accumulated element by element, so that an addition waits for the one before. Therefore several
 instances are summed side by side."""

@@ -1,4 +1,4 @@
-"""The loops of a layer: templates, and their compilation for a key of the dispatch table.
+"""The loops of a layer, and the functions that compile them.
 
 A layer is computed in phases. A phase has `count_parts` parts, which may run at the same time:
 
