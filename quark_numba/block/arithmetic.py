@@ -10,7 +10,7 @@ The bits of a float32, for reference:
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,23 +24,31 @@ from .key import CEIL, EVEN, FLOOR, NVFP4, RCEIL, Key
 _LARGEST = np.finfo(np.float32).max
 
 
-def block_functions(key: Key) -> dict[str, Any]:
-    """Return the functions of magnitudes, scales and steps, by their names in the templates of ``kernels``.
+class BlockFunctions(NamedTuple):
+    """The functions of magnitudes, scales and steps of a key.
 
     magnitude_of : x as stored -> a number, whose maximum over a block or sub-block decides the step
     step_of : (maximum of the block, or its scale if the key has scales; of the sub-block; max_shift; drop; scale of the tensor)
         -> step
     scale_of, if the key has scales : (maximum of the block, drop, scale of the tensor) -> the scale as stored
     """
+
+    magnitude_of: Any
+    step_of: Any
+    scale_of: Any = None
+
+
+@functools.cache
+def block_functions(key: Key) -> BlockFunctions:
     if not key.has_scales:
-        return {"magnitude_of": _exponent_of(key), "step_of": _step_of}
+        return BlockFunctions(_exponent_of(key), _step_of)
     if key.rule == FLOOR:
-        return {"magnitude_of": _exponent_of(key), "step_of": _step_of_scale(key), "scale_of": _floor_scale(key)}
+        return BlockFunctions(_exponent_of(key), _step_of_scale(key), _floor_scale(key))
     magnitude_of = _magnitude_of(key)
-    scale_of = _SCALES[key.rule](key)
-    return {"magnitude_of": inline(lambda x: magnitude_of(x, MAGNITUDE)), "step_of": _step_of_scale(key), "scale_of": scale_of}
+    return BlockFunctions(inline(lambda x: magnitude_of(x, MAGNITUDE)), _step_of_scale(key), _SCALES[key.rule](key))
 
 
+@functools.cache
 def converters(key: Key) -> dict[int, Any]:
     """Return the converters by rounding mode: (x as stored, step, the result of `kernels.bounds_of`) -> y as stored. A float
     type has only one mode."""
@@ -52,11 +60,18 @@ def converters(key: Key) -> dict[int, Any]:
     return {mode: converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
 
 
+class QuickFunctions(NamedTuple):
+    """The functions for ordinary blocks of a key: see ``tiles``."""
+
+    magnitude_of: Any
+    is_ordinary: Any
+    least_of: Any
+    anchor_of: Any
+
+
 @functools.cache
-def quick_functions(key: Key) -> dict[str, Any]:
-    """Return the functions for ordinary blocks, by their names in ``tiles``."""
-    names = {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary}
-    return names | {"least_of": _least_of, "anchor_of": _anchor_of(key)}
+def quick_functions(key: Key) -> QuickFunctions:
+    return QuickFunctions(_magnitude_of(key), _is_ordinary, _least_of, _anchor_of(key))
 
 
 @functools.cache

@@ -19,13 +19,6 @@ from .granularity import MOST_IN_REGISTERS, Blocks
 from .kernels import bounds_of
 from .key import Key
 
-# Names in the templates. A compilation binds them.
-_BOUND: Any = None
-magnitude_of = scale_of = step_of = convert = _BOUND  # from ``arithmetic``
-scale_of = largest_of = convert_any = convert_whole = _BOUND  # `largest`, `any_block`, and from `_whole`
-clear = put = _BOUND  # from ``linear.device``
-HAS_SCALES = HAS_CODES = HAS_SUB_BLOCKS = ROWS = COUNT = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
-
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
 # that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
 # of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
@@ -50,69 +43,37 @@ def count_units(size: int, length: int, inner: int, block: int, per_byte: int) -
 _columns = jit.inline(count_columns)
 
 
-def blocks(work_address: int, block: int, thread: int) -> int:
-    """Convert the blocks of one thread of the GPU."""
-    work = record_at(work_address, WORK)
-    unit = unsigned(block * THREADS + thread)
-    if unit >= work.units:
-        return 0
-    x, y = array_at(work.x, work.size, X_DTYPE), array_at(work.y, work.size, Y_DTYPE)
-    if work.size == 1 and not HAS_SCALES:  # as on processors
-        put(y, unsigned(0), x[0])
-        return 0
-    inner, length, most = unsigned(work.inner), unsigned(work.length), unsigned(work.block)
-    columns = unsigned(_columns(work.inner, Y_PER_BYTE))
-    down = unit // (inner // columns)
-    column = (unit - down * (inner // columns)) * columns
-    along = (length + most - unsigned(1)) // most
-    outer = down // along
-    row = (down - outer * along) * most
-    start, rows = (outer * length + row) * inner + column, min(most, length - row)
-    tensor_scale = np.float32(1)
-    if work.tensor_scale != 0:
-        tensor_scale = array_at(work.tensor_scale, 1, np.float32)[0]
-    scales = array_at(work.scales, work.size, np.uint8)
-    format_of = (np.uint32(work.max_shift), np.int32(work.drop), tensor_scale, bounds_of(work))
-    is_vector = inner == unsigned(1) and work.is_aligned and start % unsigned(COUNT) == unsigned(0)
-    if rows == unsigned(ROWS) and (is_vector or Y_PER_BYTE == 1):
-        shared = convert_whole(x, y, start, inner, is_vector, format_of)
-        if HAS_CODES:
-            scales[down * inner + column] = shared
-        return 0
-    for i in range(rows * columns):
-        clear(y, start + i // columns * inner + i % columns)
-    for i in range(columns):
-        shared = convert_any(x, y, start + i, inner, rows, unsigned(work.sub_block), format_of)
-        if HAS_CODES:
-            scales[down * inner + column + i] = shared
-    return 0
+def _any_block(functions: arithmetic.BlockFunctions, convert: Any, put: Any, has_sub_blocks: bool) -> Any:
+    magnitude_of, step_of, scale_of = functions
+    has_scales = scale_of is not None
+
+    @jit.expand
+    def largest_of(x: Any, start: Any, inner: Any, rows: Any) -> Any:
+        magnitude = np.uint32(0)
+        for i in range(rows):
+            magnitude = np.uint32(max(magnitude, magnitude_of(x[start + i * inner])))
+        return magnitude
+
+    def any_block(x: Any, y: Any, start: Any, inner: Any, rows: Any, sub_block: Any, format_of: Any) -> Any:
+        """Convert a block of any size, whose elements are `inner` apart. Return its scale, if the key has scales."""
+        max_shift, drop, tensor_scale, bounds = format_of
+        shared = largest_of(x, start, inner, rows)
+        if has_scales:
+            shared = np.uint32(scale_of(shared, drop, tensor_scale))
+        step = step_of(shared, shared, max_shift, drop, tensor_scale)
+        for i in range(rows):
+            if has_sub_blocks and i % sub_block == unsigned(0):
+                largest = largest_of(x, start + i * inner, inner, min(sub_block, rows - i))
+                step = step_of(shared, largest, max_shift, drop, tensor_scale)
+            put(y, start + i * inner, convert(x[start + i * inner], step, bounds))
+        return shared
+
+    return jit.expand(any_block)
 
 
-def any_block(x: Any, y: Any, start: Any, inner: Any, rows: Any, sub_block: Any, format_of: Any) -> Any:
-    """Convert a block of any size, whose elements are `inner` apart. Return its scale, if the key has scales."""
-    max_shift, drop, tensor_scale, bounds = format_of
-    shared = largest_of(x, start, inner, rows)
-    if HAS_SCALES:
-        shared = np.uint32(scale_of(shared, drop, tensor_scale))
-    step = step_of(shared, shared, max_shift, drop, tensor_scale)
-    for i in range(rows):
-        if HAS_SUB_BLOCKS and i % sub_block == unsigned(0):
-            largest = largest_of(x, start + i * inner, inner, min(sub_block, rows - i))
-            step = step_of(shared, largest, max_shift, drop, tensor_scale)
-        put(y, start + i * inner, convert(x[start + i * inner], step, bounds))
-    return shared
-
-
-def largest(x: Any, start: Any, inner: Any, rows: Any) -> Any:
-    magnitude = np.uint32(0)
-    for i in range(rows):
-        magnitude = np.uint32(max(magnitude, magnitude_of(x[start + i * inner])))
-    return magnitude
-
-
-def _in_registers(names: dict[str, Any], rows: int, sub_block: int) -> Any:
-    """Return the function ((element of x, ...), the format as for `any_block`) -> ((element of y, ...), scale) for a block of
-    `rows` elements. `names` are those of `any_block`."""
+def _in_registers(functions: arithmetic.BlockFunctions, convert: Any, rows: int, sub_block: int) -> Any:
+    """Return the function ((element of x, ...), the format as for `_any_block`) -> ((element of y, ...), scale) for a block of
+    `rows` elements."""
     lines = ["max_shift, drop, tensor_scale, bounds = format_of"]
     lines += [f"m{i} = np.uint32(magnitude_of(x[{i}]))" for i in range(rows)]
     heads = range(0, rows, sub_block)
@@ -120,19 +81,19 @@ def _in_registers(names: dict[str, Any], rows: int, sub_block: int) -> Any:
         lines.append(f"s{head} = m{head}")
         lines += [f"s{head} = np.uint32(max(s{head}, m{i}))" for i in range(head + 1, head + sub_block)]
     lines += ["shared = s0", *(f"shared = np.uint32(max(shared, s{head}))" for head in heads[1:])]
-    if names["HAS_SCALES"]:
+    if functions.scale_of:
         lines.append("shared = np.uint32(scale_of(shared, drop, tensor_scale))")
     for head in heads:
         lines.append(f"t{head} = step_of(shared, s{head}, max_shift, drop, tensor_scale)")
     y = tuple_of([f"convert(x[{i}], t{i - i % sub_block}, bounds)" for i in range(rows)])
     text = ["def convert_elements(x, format_of):", *indented([*lines, f"return {y}, shared"]), ""]
+    names = functions._asdict() | {"convert": convert}
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
 
-def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
-    """Return the function that converts a block of `rows` rows in registers, and else does what `any_block` does. If
+def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte: int) -> Any:
+    """Return the function that converts a block of `rows` rows by `_in_registers`, and else does what `_any_block` does. If
     `is_vector`, `inner` is 1, and elements are read and written in vectors."""
-    count, per_byte = names["COUNT"], names["Y_PER_BYTE"]
     vectors = " + ".join(f"load(x, start + unsigned({at}))" for at in range(0, rows, count))
     elements = tuple_of([f"x[start + unsigned({i}) * inner]" for i in range(rows)])
     lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
@@ -148,7 +109,7 @@ def _whole(names: dict[str, Any], rows: int, sub_block: int) -> Any:
     if per_byte == 1:
         lines += ["else:", *indented([f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)])]
     text = ["def convert_whole(x, y, start, inner, is_vector, format_of):", *indented([*lines, "return shared"]), ""]
-    names = names | {"load": loader(count), "store": store, "convert_elements": _in_registers(names, rows, sub_block)}
+    names = {"load": loader(count), "store": store, "convert_elements": convert_elements, "Y_DTYPE": y_dtype}
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
 
@@ -163,8 +124,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
     """
     if blocks_of.block > MOST_IN_REGISTERS:
         raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_IN_REGISTERS} on a GPU")
-    names = {"HAS_SCALES": False, "convert": arithmetic.converters(key)[blocks_of.rounding_mode]}
-    convert = _in_registers(names | arithmetic.block_functions(key), blocks_of.block, blocks_of.sub_block)
+    functions, by_mode = arithmetic.block_functions(key), arithmetic.converters(key)
+    convert = _in_registers(functions, by_mode[blocks_of.rounding_mode], blocks_of.block, blocks_of.sub_block)
     max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
     return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(blocks_of)))[0])
 
@@ -184,19 +145,56 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     per_byte = 8 // key.y.bits if key.y.is_packed else 1
     if blocks_of.block % per_byte:
         raise ValueError(f"block_size is {blocks_of.block}; expected a multiple of {per_byte} on a GPU")
-    converters = arithmetic.converters(key)
+    converters, functions = arithmetic.converters(key), arithmetic.block_functions(key)
     mode = blocks_of.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
-    count = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)
-    block, sub_block = blocks_of.block, blocks_of.sub_block if key.is_microexponent else blocks_of.block
-    names = arithmetic.block_functions(key) | {"convert": converters[mode], "COUNT": count, "Y_PER_BYTE": per_byte}
-    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type, "HAS_SUB_BLOCKS": sub_block < block}
-    names |= {"HAS_SCALES": key.has_scales, "HAS_CODES": key.has_codes} | putters(8 // per_byte)
-    names["largest_of"] = jit.expand(largest, magnitude_of=names["magnitude_of"])
-    names["convert_any"] = jit.expand(any_block, **names)
-    names["ROWS"] = block if block <= MOST_IN_REGISTERS and block % count == 0 else 0
-    names["convert_whole"] = _whole(names, names["ROWS"], sub_block) if names["ROWS"] else jit.inline(_no_block)
-    suffix = f"{block}_{sub_block}_{mode}"
-    return DeviceKernel(__name__, blocks, f"{key.name}_{suffix}", WORK, 1, names)
+    count, (clear, put) = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize), putters(8 // per_byte)
+    sub_block = blocks_of.sub_block if key.is_microexponent else blocks_of.block
+    x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
+    convert_any = _any_block(functions, converters[mode], put, sub_block < blocks_of.block)
+    whole_rows, convert_whole = 0, jit.inline(_no_block)
+    if blocks_of.block <= MOST_IN_REGISTERS and blocks_of.block % count == 0:
+        whole_rows = blocks_of.block
+        convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
+        convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)
+
+    def blocks(work_address: int, block: int, thread: int) -> int:
+        """Convert the blocks of one thread of the GPU."""
+        work = record_at(work_address, WORK)
+        unit = unsigned(block * THREADS + thread)
+        if unit >= work.units:
+            return 0
+        x, y = array_at(work.x, work.size, x_dtype), array_at(work.y, work.size, y_dtype)
+        if work.size == 1 and not has_scales:  # as on processors
+            put(y, unsigned(0), x[0])
+            return 0
+        inner, length, most = unsigned(work.inner), unsigned(work.length), unsigned(work.block)
+        columns = unsigned(_columns(work.inner, per_byte))
+        down = unit // (inner // columns)
+        column = (unit - down * (inner // columns)) * columns
+        along = (length + most - unsigned(1)) // most
+        outer = down // along
+        row = (down - outer * along) * most
+        start, rows = (outer * length + row) * inner + column, min(most, length - row)
+        tensor_scale = np.float32(1)
+        if work.tensor_scale != 0:
+            tensor_scale = array_at(work.tensor_scale, 1, np.float32)[0]
+        scales = array_at(work.scales, work.size, np.uint8)
+        format_of = (np.uint32(work.max_shift), np.int32(work.drop), tensor_scale, bounds_of(work))
+        is_vector = inner == unsigned(1) and work.is_aligned and start % unsigned(count) == unsigned(0)
+        if rows == unsigned(whole_rows) and (is_vector or per_byte == 1):
+            shared = convert_whole(x, y, start, inner, is_vector, format_of)
+            if has_codes:
+                scales[down * inner + column] = shared
+            return 0
+        for i in range(rows * columns):
+            clear(y, start + i // columns * inner + i % columns)
+        for i in range(columns):
+            shared = convert_any(x, y, start + i, inner, rows, unsigned(work.sub_block), format_of)
+            if has_codes:
+                scales[down * inner + column + i] = shared
+        return 0
+
+    return DeviceKernel(__name__, blocks, f"{key.name}_{blocks_of.block}_{sub_block}_{mode}", WORK, 1)
 
 
 def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:

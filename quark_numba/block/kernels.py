@@ -1,4 +1,4 @@
-"""The loops over blocks: templates, and their compilation for a key of the dispatch table."""
+"""The loops over blocks of a key of the dispatch table, and the functions that compile them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import forms
+from ..compiling.forms import Loops, forms
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
@@ -31,20 +31,6 @@ from .units import (
     sub_blocks_at_a_time,
     unit_shape,
 )
-
-# Names in the templates, which a compilation binds.
-_BOUND: Any = None
-magnitude_of = scale_of = step_of = _BOUND  # from ``arithmetic``
-convert = _BOUND  # the converter of a rounding mode
-to_even = away_from_zero = upward = _BOUND  # `convert_by`, compiled for a rounding mode
-convert_all = _BOUND  # `convert_by`, or `convert_in_mode` if there are several rounding modes
-set_scales = convert_columns = convert_consecutive = _BOUND  # `scale_blocks`, `columns` and `consecutive`, compiled
-gather_blocks = scatter_blocks = convert_piece = _BOUND  # `gather`, `scatter` and `run`, compiled
-convert_part = _BOUND  # `run` or `run_packed`, compiled
-pack = _BOUND  # packing.regroup
-writeable = _BOUND  # from `_names`
-IS_CONSECUTIVE = _BOUND  # whether blocks along the last axis are converted by `consecutive`, and not in transposed tiles
-HAS_SCALES = HAS_CODES = IS_PACKED = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
 
 # The approximate number of elements that one call of a task converts.
 CHUNK = 1 << 13
@@ -91,191 +77,11 @@ def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start:
     transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, step)
 
 
-def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-    """Convert `n` consecutive elements from `begin` on, with consecutive steps from `at` on."""
-    for i in range(n):
-        y[begin + i] = convert(x[begin + i], steps[at + i], bounds)
-
-
-def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-    """Convert as `convert_by`, in the rounding mode of the blocks."""
-    if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
-        away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
-    elif blocks.rounding_mode == HALF_UPWARD:
-        upward(x, y, blocks, begin, n, steps, at, bounds)
-    else:
-        to_even(x, y, blocks, begin, n, steps, at, bounds)
-
-
 _bytes_at = (
     jit.inline(lambda address, size: array_at(address, size, np.uint8))
     if jit.JIT_ENABLED
     else lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
 )
-
-
-def scale_blocks(shared: Any, count: int, drop: Any, scaling: Any) -> None:
-    """Replace the largest magnitudes of blocks by their scales. `scaling` has the address of the first scale, the distance from
-    one to the next, and the scale of the tensor. An array in it would cost each unit the time of some elements."""
-    address, step, tensor_scale = scaling
-    for i in range(unsigned(count)):
-        shared[i] = scale_of(shared[i], drop, tensor_scale)
-    if HAS_CODES:
-        scales = _bytes_at(address, (count - 1) * step + 1)
-        for i in range(unsigned(count)):
-            scales[i * unsigned(step)] = shared[i]
-
-
-def columns(
-    x: Any,
-    y: Any,
-    blocks: Any,
-    stride: int,
-    start: int,
-    rows: int,
-    width: int,
-    scaling: Any,
-    magnitudes: Any,
-    shared: Any,
-    steps: Any,
-) -> None:
-    """Convert blocks side by side: `width` columns of `rows` rows, which are `stride` apart. The index of their first element
-    is `start`. `scaling` is as for `scale_blocks`."""
-    sub_blocks = -(-rows // blocks.sub_block)
-    for i in range(sub_blocks * width):
-        magnitudes[i] = 0
-    for row in range(rows):
-        at = unsigned(row // blocks.sub_block * width)
-        begin = unsigned(start + row * stride)
-        for i in range(unsigned(width)):
-            magnitudes[at + i] = max(magnitudes[at + i], magnitude_of(x[begin + i]))
-    for i in range(width):
-        shared[i] = 0
-    for sub in range(sub_blocks):
-        at = unsigned(sub * width)
-        for i in range(unsigned(width)):
-            shared[i] = max(shared[i], magnitudes[at + i])
-    max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
-    if HAS_SCALES:
-        set_scales(shared, width, drop, scaling)
-    for sub in range(sub_blocks):
-        at = unsigned(sub * width)
-        for i in range(unsigned(width)):
-            steps[at + i] = step_of(shared[i], magnitudes[at + i], max_shift, drop, scaling[2])
-    bounds = bounds_of(blocks)
-    for row in range(rows):
-        at = unsigned(row // blocks.sub_block * width)
-        begin = unsigned(start + row * stride)
-        convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
-
-
-def consecutive(
-    x: Any, y: Any, blocks: Any, start: int, step: int, count: int, rows: int, scaling: Any, shared: Any, steps: Any
-) -> None:
-    """Convert `count` blocks of `rows` consecutive elements, whose first elements are `step` apart."""
-    for b in range(unsigned(count)):
-        begin, largest = unsigned(start) + b * unsigned(step), np.uint32(0)
-        for i in range(unsigned(rows)):
-            largest = max(largest, magnitude_of(x[begin + i]))
-        shared[b] = largest
-    max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
-    set_scales(shared, count, drop, scaling)
-    for b in range(unsigned(count)):
-        steps[b] = step_of(shared[b], shared[b], max_shift, drop, scaling[2])
-    bounds = bounds_of(blocks)
-    for b in range(unsigned(count)):
-        begin, block_step = unsigned(start) + b * unsigned(step), steps[b]
-        for i in range(unsigned(rows)):
-            y[begin + i] = convert(x[begin + i], block_step, bounds)
-
-
-def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32. The scales have the order of
-    their blocks: (outer, blocks of an axis, inner)."""
-    if x.size == 1 and not HAS_SCALES:  # returned as it is
-        y[0] = x[0]
-        return
-    length, inner, block = blocks.length, blocks.inner, blocks.block
-    units = count_units(x.size, blocks)
-    first, last = part * units // parts, (part + 1) * units // parts
-    if first == last:
-        return
-    blocks_along, scales_address = -(-length // block), scales.ctypes.data
-    room = sub_blocks_at_a_time(blocks)
-    magnitudes, shared = scratch[:room], scratch[room : room + TILE]
-    steps = scratch[room + TILE : 2 * room + TILE].view(np.float32)
-    x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(X_DTYPE)
-    y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(Y_DTYPE)
-    if inner > 1:
-        width, across = unit_shape(blocks)
-        for unit in range(first, last):
-            down, i = divmod(unit, across)
-            outer, b = divmod(down, blocks_along)
-            start = (outer * length + b * block) * inner + i * width
-            rows, n = min(block, length - b * block), min(width, inner - i * width)
-            scaling = (scales_address + down * inner + i * width, np.int64(1), tensor_scale)
-            convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
-        return
-    runs, count, step, width, tails = runs_of(x.size, blocks)
-    across = -(-count // width)
-    between = block if step == length else length  # from a run to the next
-    for unit in range(first, last):
-        at, i = divmod(unit, across)
-        start, total, rows = at * between, count, block
-        if unit >= runs * across:
-            start, i, total, rows, step = length // block * block, unit - runs * across, tails, length % block, length
-        start, n = start + i * width * step, min(width, total - i * width)
-        scale_at, scale_step = np.int64(scales_address), np.int64(1)
-        if HAS_CODES:
-            outer, begin = divmod(start, length)
-            scale_at += outer * blocks_along + begin // block
-            scale_step = np.int64(1) if step == block else blocks_along
-        scaling = (scale_at, scale_step, tensor_scale)
-        if IS_CONSECUTIVE:
-            convert_consecutive(x, y, blocks, start, step, n, rows, scaling, shared, steps)
-            continue
-        if rows > TILE:
-            convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
-            continue
-        # Rows of a tile begin with a cache line.
-        padded = min(-(-n // 16) * 16, TILE // rows)
-        gather_blocks(x, start, step, n, rows, x_tile, padded)
-        convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, scaling, magnitudes, shared, steps)
-        scatter_blocks(y_tile, padded, n, rows, y, start, step)
-
-
-def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for the
-    codes of a piece."""
-    piece, pieces = piece_size(blocks, Y_PER_BYTE), count_pieces(x.size, blocks, Y_PER_BYTE)
-    block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, Y_PER_BYTE)
-    room = scratch_size(blocks)
-    codes, elements = scratch[room + piece :].view(np.uint8), scratch[room : room + piece].view(X_DTYPE)
-    across = -(-inner // columns)
-    for i in range(part * pieces // parts, (part + 1) * pieces // parts):
-        if columns < inner:
-            down, place = divmod(i, across)
-            start, width = down * block * inner + place * columns, min(columns, inner - place * columns)
-            n = block * width
-            for line in range(block):
-                begin = unsigned(start + line * inner)
-                for k in range(unsigned(width)):
-                    elements[unsigned(line * width) + k] = x[begin + k]
-            piece_blocks = with_length(blocks, block, width)
-            piece_scales = scales[down * inner + place * columns :]
-            convert_piece(elements[:n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch)
-            for line in range(block):
-                begin = (start + line * inner) // Y_PER_BYTE
-                pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // Y_PER_BYTE)])
-            continue
-        start = i * piece
-        n = min(piece, x.size - start)
-        piece_blocks = with_length(blocks, n // inner, inner)
-        piece_scales = scales[start // block :]
-        convert_piece(
-            x[start : start + n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch
-        )
-        pack(codes[:n], y[start // Y_PER_BYTE : -(-(start + n) // Y_PER_BYTE)])
 
 
 @jit.inline
@@ -295,98 +101,281 @@ def with_length(blocks: Any, length: int, inner: int) -> Any:
     )
 
 
-def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
-    """Convert all of x on the caller's thread."""
-    scratch = np.empty(scratch_size(blocks), np.uint32)
-    convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
+def _convert_by(convert: Any) -> Any:
+    def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+        """Convert `n` consecutive elements from `begin` on, with consecutive steps from `at` on."""
+        for i in range(n):
+            y[begin + i] = convert(x[begin + i], steps[at + i], bounds)
+
+    return jit.inline(convert_by)
 
 
-def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, slices: int) -> None:
-    """Convert all of x on Numba's threads."""
-    for i in prange(slices):
-        scratch = np.empty(scratch_size(blocks), np.uint32)
-        convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(i), slices, scratch)
-
-
-def task(work_address: int, index: int) -> None:
-    """Do part `index` of a node's work, on a thread of ONNX Runtime."""
-    work = record_at(work_address, WORK)
-    blocks = with_length(work, work.length, work.inner)
-    size = scratch_size(blocks)
-    if IS_PACKED:
-        pieces = count_pieces(work.size, blocks, Y_PER_BYTE)
-        if index * pieces // work.parts == (index + 1) * pieces // work.parts:  # pieces may be larger than parts
-            return
-        size += piece_size(blocks, Y_PER_BYTE) * 5 // 4 + 1
-    address = allocate(4 * size)
-    if address == 0:
-        work.has_failed = 1
-        return
-    x, y = array_at(work.x, work.size, X_DTYPE), array_at(work.y, -(-work.size // Y_PER_BYTE), Y_DTYPE)
-    scales = array_at(work.scales, work.size, np.uint8)  # there are fewer of them
-    convert_part(x, y, scales, work.tensor_scale, blocks, index, work.parts, array_at(address, size, np.uint32))
-    release(address)
-
-
-def task_names(key: Key) -> dict[str, Any]:
-    """Return the names that the template `task` needs for a key."""
-    names = {"convert_part": _run(key), "IS_PACKED": False, "Y_PER_BYTE": 1}
-    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type}
-    if not key.y.is_packed:
-        return names
-    names |= {"IS_PACKED": True, "Y_PER_BYTE": 8 // key.y.bits}
-    pack = packing.regroup_function(key.y.bits, 8)
-    run_function = jit.function(
-        run_packed,
-        f"run_packed_{key.name}",
-        convert_piece=_run(key),
-        pack=pack,
-        Y_PER_BYTE=names["Y_PER_BYTE"],
-        X_DTYPE=names["X_DTYPE"],
+def _convert_in_mode(converters: dict[int, Any]) -> Any:
+    to_even, away_from_zero, upward = (
+        _convert_by(converters[mode]) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO, HALF_UPWARD)
     )
-    return names | {"convert_part": run_function}
+
+    def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+        """Convert as `_convert_by` does, in the rounding mode of the blocks."""
+        if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
+            away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
+        elif blocks.rounding_mode == HALF_UPWARD:
+            upward(x, y, blocks, begin, n, steps, at, bounds)
+        else:
+            to_even(x, y, blocks, begin, n, steps, at, bounds)
+
+    return jit.inline(convert_in_mode)
+
+
+@functools.cache
+def _set_scales(key: Key) -> Any:
+    scale_of, has_codes = arithmetic.block_functions(key).scale_of, key.has_codes
+
+    def set_scales(shared: Any, count: int, drop: Any, scaling: Any) -> None:
+        """Replace the largest magnitudes of blocks by their scales. `scaling` has the address of the first scale, the distance
+        from one to the next, and the scale of the tensor. An array in it would cost each unit the time of some elements."""
+        address, step, tensor_scale = scaling
+        for i in range(unsigned(count)):
+            shared[i] = scale_of(shared[i], drop, tensor_scale)
+        if has_codes:
+            scales = _bytes_at(address, (count - 1) * step + 1)
+            for i in range(unsigned(count)):
+                scales[i * unsigned(step)] = shared[i]
+
+    return jit.inline(set_scales)
+
+
+def _columns(key: Key) -> Any:
+    (magnitude_of, step_of, _), converters = arithmetic.block_functions(key), arithmetic.converters(key)
+    convert_all = _convert_in_mode(converters) if len(converters) > 1 else _convert_by(converters[HALF_TO_EVEN])
+    has_scales = key.has_scales
+    set_scales: Any = _set_scales(key) if has_scales else None
+
+    def columns(
+        x: Any,
+        y: Any,
+        blocks: Any,
+        stride: int,
+        start: int,
+        rows: int,
+        width: int,
+        scaling: Any,
+        magnitudes: Any,
+        shared: Any,
+        steps: Any,
+    ) -> None:
+        """Convert blocks side by side: `width` columns of `rows` rows, which are `stride` apart. The index of their first
+        element is `start`. `scaling` is as for `_set_scales`."""
+        sub_blocks = -(-rows // blocks.sub_block)
+        for i in range(sub_blocks * width):
+            magnitudes[i] = 0
+        for row in range(rows):
+            at = unsigned(row // blocks.sub_block * width)
+            begin = unsigned(start + row * stride)
+            for i in range(unsigned(width)):
+                magnitudes[at + i] = max(magnitudes[at + i], magnitude_of(x[begin + i]))
+        for i in range(width):
+            shared[i] = 0
+        for sub in range(sub_blocks):
+            at = unsigned(sub * width)
+            for i in range(unsigned(width)):
+                shared[i] = max(shared[i], magnitudes[at + i])
+        max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
+        if has_scales:
+            set_scales(shared, width, drop, scaling)
+        for sub in range(sub_blocks):
+            at = unsigned(sub * width)
+            for i in range(unsigned(width)):
+                steps[at + i] = step_of(shared[i], magnitudes[at + i], max_shift, drop, scaling[2])
+        bounds = bounds_of(blocks)
+        for row in range(rows):
+            at = unsigned(row // blocks.sub_block * width)
+            begin = unsigned(start + row * stride)
+            convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
+
+    return jit.function(columns, f"columns_{key.name}")
+
+
+def _consecutive(key: Key) -> Any:
+    """Return the loop over blocks along the last axis; None if these are converted in transposed tiles."""
+    if not key.has_scales or len(arithmetic.converters(key)) > 1:
+        return None
+    (magnitude_of, step_of, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
+    convert = arithmetic.converters(key)[HALF_TO_EVEN]
+
+    def consecutive(
+        x: Any, y: Any, blocks: Any, start: int, step: int, count: int, rows: int, scaling: Any, shared: Any, steps: Any
+    ) -> None:
+        """Convert `count` blocks of `rows` consecutive elements, whose first elements are `step` apart."""
+        for b in range(unsigned(count)):
+            begin, largest = unsigned(start) + b * unsigned(step), np.uint32(0)
+            for i in range(unsigned(rows)):
+                largest = max(largest, magnitude_of(x[begin + i]))
+            shared[b] = largest
+        max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
+        set_scales(shared, count, drop, scaling)
+        for b in range(unsigned(count)):
+            steps[b] = step_of(shared[b], shared[b], max_shift, drop, scaling[2])
+        bounds = bounds_of(blocks)
+        for b in range(unsigned(count)):
+            begin, block_step = unsigned(start) + b * unsigned(step), steps[b]
+            for i in range(unsigned(rows)):
+                y[begin + i] = convert(x[begin + i], block_step, bounds)
+
+    return jit.function(consecutive, f"consecutive_{key.name}")
+
+
+def _transposers(key: Key) -> tuple[Any, Any]:
+    x_is_float32, y_is_float32 = (jit.JIT_ENABLED and element_type is FLOAT32 for element_type in (key.x, key.y))
+    return (
+        jit.function(gather_float32 if x_is_float32 else gather, f"gather_{key.name}"),
+        jit.function(scatter_float32 if y_is_float32 else scatter, f"scatter_{key.name}"),
+    )
 
 
 @functools.cache
 def _run(key: Key) -> Any:
-    converters = arithmetic.converters(key)
-    modes = {mode: jit.inline(convert_by, convert=convert) for mode, convert in converters.items()}
-    convert_all = modes[HALF_TO_EVEN]
-    if len(modes) > 1:
-        names = {"to_even": HALF_TO_EVEN, "away_from_zero": HALF_AWAY_FROM_ZERO, "upward": HALF_UPWARD}
-        convert_all = jit.inline(convert_in_mode, **{name: modes[mode] for name, mode in names.items()})
-    names = arithmetic.block_functions(key)
-    if key.has_scales:
-        names["set_scales"] = jit.inline(scale_blocks, scale_of=names.pop("scale_of"), HAS_CODES=key.has_codes)
-    convert_consecutive = None
-    is_consecutive = key.has_scales and len(modes) == 1
-    if is_consecutive:
-        name = f"consecutive_{key.name}"
-        convert_consecutive = jit.function(consecutive, name, convert=converters[HALF_TO_EVEN], **names)
-    transposed = [jit.JIT_ENABLED and element_type is FLOAT32 for element_type in (key.x, key.y)]
-    names |= {"convert_all": convert_all, "HAS_SCALES": key.has_scales}
-    return jit.function(
-        run,
-        f"run_{key.name}",
-        convert_columns=jit.function(columns, f"columns_{key.name}", **names),
-        convert_consecutive=convert_consecutive,
-        gather_blocks=jit.function(gather_float32 if transposed[0] else gather, f"gather_{key.name}"),
-        scatter_blocks=jit.function(scatter_float32 if transposed[1] else scatter, f"scatter_{key.name}"),
-        HAS_SCALES=key.has_scales,
-        HAS_CODES=key.has_codes,
-        IS_CONSECUTIVE=is_consecutive,
-        X_DTYPE=key.x.storage.type,
-        Y_DTYPE=key.y.storage.type,
-    )
+    convert_columns, convert_consecutive, (gather_blocks, scatter_blocks) = _columns(key), _consecutive(key), _transposers(key)
+    is_consecutive = convert_consecutive is not None
+    has_scales, has_codes, x_dtype, y_dtype = key.has_scales, key.has_codes, key.x.storage.type, key.y.storage.type
+
+    def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
+        """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32. The scales have the
+        order of their blocks: (outer, blocks of an axis, inner)."""
+        if x.size == 1 and not has_scales:  # returned as it is
+            y[0] = x[0]
+            return
+        length, inner, block = blocks.length, blocks.inner, blocks.block
+        units = count_units(x.size, blocks)
+        first, last = part * units // parts, (part + 1) * units // parts
+        if first == last:
+            return
+        blocks_along, scales_address = -(-length // block), scales.ctypes.data
+        room = sub_blocks_at_a_time(blocks)
+        magnitudes, shared = scratch[:room], scratch[room : room + TILE]
+        steps = scratch[room + TILE : 2 * room + TILE].view(np.float32)
+        x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(x_dtype)
+        y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(y_dtype)
+        if inner > 1:
+            width, across = unit_shape(blocks)
+            for unit in range(first, last):
+                down, i = divmod(unit, across)
+                outer, b = divmod(down, blocks_along)
+                start = (outer * length + b * block) * inner + i * width
+                rows, n = min(block, length - b * block), min(width, inner - i * width)
+                scaling = (scales_address + down * inner + i * width, np.int64(1), tensor_scale)
+                convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
+            return
+        runs, count, step, width, tails = runs_of(x.size, blocks)
+        across = -(-count // width)
+        between = block if step == length else length  # from a run to the next
+        for unit in range(first, last):
+            at, i = divmod(unit, across)
+            start, total, rows = at * between, count, block
+            if unit >= runs * across:
+                start, i, total, rows, step = length // block * block, unit - runs * across, tails, length % block, length
+            start, n = start + i * width * step, min(width, total - i * width)
+            scale_at, scale_step = np.int64(scales_address), np.int64(1)
+            if has_codes:
+                outer, begin = divmod(start, length)
+                scale_at += outer * blocks_along + begin // block
+                scale_step = np.int64(1) if step == block else blocks_along
+            scaling = (scale_at, scale_step, tensor_scale)
+            if is_consecutive:
+                convert_consecutive(x, y, blocks, start, step, n, rows, scaling, shared, steps)
+                continue
+            if rows > TILE:
+                convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
+                continue
+            # Rows of a tile begin with a cache line.
+            padded = min(-(-n // 16) * 16, TILE // rows)
+            gather_blocks(x, start, step, n, rows, x_tile, padded)
+            convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, scaling, magnitudes, shared, steps)
+            scatter_blocks(y_tile, padded, n, rows, y, start, step)
+
+    return jit.function(run, f"run_{key.name}")
+
+
+def _run_packed(key: Key) -> Any:
+    convert_piece, pack = _run(key), packing.regroup_function(key.y.bits, 8)
+    y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
+
+    def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
+        """`_run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for
+        the codes of a piece."""
+        piece, pieces = piece_size(blocks, y_per_byte), count_pieces(x.size, blocks, y_per_byte)
+        block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, y_per_byte)
+        room = scratch_size(blocks)
+        codes, elements = scratch[room + piece :].view(np.uint8), scratch[room : room + piece].view(x_dtype)
+        across = -(-inner // columns)
+        for i in range(part * pieces // parts, (part + 1) * pieces // parts):
+            if columns < inner:
+                down, place = divmod(i, across)
+                start, width = down * block * inner + place * columns, min(columns, inner - place * columns)
+                n = block * width
+                for line in range(block):
+                    begin = unsigned(start + line * inner)
+                    for k in range(unsigned(width)):
+                        elements[unsigned(line * width) + k] = x[begin + k]
+                piece_blocks = with_length(blocks, block, width)
+                piece_scales = scales[down * inner + place * columns :]
+                convert_piece(
+                    elements[:n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch
+                )
+                for line in range(block):
+                    begin = (start + line * inner) // y_per_byte
+                    pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // y_per_byte)])
+                continue
+            start = i * piece
+            n = min(piece, x.size - start)
+            piece_blocks = with_length(blocks, n // inner, inner)
+            piece_scales = scales[start // block :]
+            convert_piece(
+                x[start : start + n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch
+            )
+            pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
+
+    return jit.function(run_packed, f"run_packed_{key.name}")
 
 
 @functools.cache
-def _names(key: Key) -> dict[str, Any]:
-    """Return what `serial` and `parallel` need for a key. `writeable` gives a read-only x the type that `task` has for it.
-    Otherwise `run` would be compiled for both types."""
-    dtype = key.x.storage.type
-    writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, dtype)) if jit.JIT_ENABLED else lambda x: x
-    return {"convert_part": _run(key), "writeable": writeable}
+def _loops(key: Key) -> Loops:
+    x_dtype, y_dtype, is_packed, convert_part = key.x.storage.type, key.y.storage.type, key.y.is_packed, _run(key)
+    y_per_byte, convert_part_of_task = (8 // key.y.bits, _run_packed(key)) if is_packed else (1, convert_part)
+    # A read-only x gets the type that `task` has for it. Otherwise `_run` would be compiled for both types.
+    writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
+
+    def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
+        """Convert all of x on the caller's thread."""
+        scratch = np.empty(scratch_size(blocks), np.uint32)
+        convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
+
+    def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, slices: int) -> None:
+        """Convert all of x on Numba's threads."""
+        for i in prange(slices):
+            scratch = np.empty(scratch_size(blocks), np.uint32)
+            convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(i), slices, scratch)
+
+    def task(work_address: int, index: int) -> None:
+        """Do part `index` of a node's work, on a thread of ONNX Runtime."""
+        work = record_at(work_address, WORK)
+        blocks = with_length(work, work.length, work.inner)
+        size = scratch_size(blocks)
+        if is_packed:
+            pieces = count_pieces(work.size, blocks, y_per_byte)
+            if index * pieces // work.parts == (index + 1) * pieces // work.parts:  # pieces may be larger than parts
+                return
+            size += piece_size(blocks, y_per_byte) * 5 // 4 + 1
+        address = allocate(4 * size)
+        if address == 0:
+            work.has_failed = 1
+            return
+        x, y = array_at(work.x, work.size, x_dtype), array_at(work.y, -(-work.size // y_per_byte), y_dtype)
+        scales = array_at(work.scales, work.size, np.uint8)  # there are fewer of them
+        convert_part_of_task(x, y, scales, work.tensor_scale, blocks, index, work.parts, array_at(address, size, np.uint32))
+        release(address)
+
+    return serial, parallel, task
 
 
 def _arguments(key: Key) -> list[Any]:
@@ -397,6 +386,4 @@ def _arguments(key: Key) -> list[Any]:
     return [*arrays, types.float32, types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)]
 
 
-serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: key.name, _arguments, _names, task_names
-)
+serial_kernel, parallel_kernel, task_function = forms(_loops, lambda key: key.name, _arguments)

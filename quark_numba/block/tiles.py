@@ -22,24 +22,6 @@ from .formats import HALF_UPWARD
 from .granularity import Blocks
 from .key import Key
 
-# Names in the template, which a compilation binds.
-least_of: Any = None  # from ``arithmetic``
-is_ordinary: Any = None
-max_shift: Any = None
-
-
-def prepare(largest_address: int, least_address: int, columns: int) -> Any:
-    """Return whether there is a block that is not ordinary. For each block, a 32-bit word at `largest_address` holds its
-    largest magnitude, and is set to 0. The result of `least_of` is written to `least_address`."""
-    size = unsigned(columns)
-    largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
-    left = np.uint32(0)
-    for i in range(size):
-        left = np.uint32(left | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
-        least[i] = least_of(largest[i], max_shift)
-        largest[i] = np.uint32(0)
-    return np.int64(left)
-
 
 @functools.cache
 def prepare_function(key: Key, blocks: Blocks) -> Any:
@@ -47,8 +29,22 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
     format has no quick functions."""
     if not is_quick(blocks):
         return None
-    names = arithmetic.quick_functions(key) | {"max_shift": np.uint32(_max_shift(blocks))}
-    return jit.c_function(prepare, f"prepare_blocks_{_max_shift(blocks)}", types.int64(*[types.int64] * 3), **names)
+    functions, max_shift = arithmetic.quick_functions(key), np.uint32(_max_shift(blocks))
+    is_ordinary, least_of = functions.is_ordinary, functions.least_of
+
+    def prepare(largest_address: int, least_address: int, columns: int) -> Any:
+        """Return whether there is a block that is not ordinary. For each block, a 32-bit word at `largest_address` holds its
+        largest magnitude, and is set to 0. The result of `least_of` is written to `least_address`."""
+        size = unsigned(columns)
+        largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
+        left = np.uint32(0)
+        for i in range(size):
+            left = np.uint32(left | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
+            least[i] = least_of(largest[i], max_shift)
+            largest[i] = np.uint32(0)
+        return np.int64(left)
+
+    return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
 
 
 def _max_shift(blocks: Blocks) -> int:
@@ -59,8 +55,8 @@ def quick_names(key: Key, blocks: Blocks) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
     f32, functions = np.float32, arithmetic.quick_functions(key)
     return {
-        "magnitude_of": functions["magnitude_of"],
-        "anchor_of": functions["anchor_of"],
+        "magnitude_of": functions.magnitude_of,
+        "anchor_of": functions.anchor_of,
         "drop": np.int32(blocks.drop),
         "convert": arithmetic.quick_converters(key)[blocks.rounding_mode],
         "bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0)),
@@ -80,7 +76,7 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     if not is_quick(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
     functions, names = arithmetic.quick_functions(key), quick_names(key, blocks)
-    ordinary, least_of_block = functions["is_ordinary"], functions["least_of"]
+    ordinary, least_of_block = functions.is_ordinary, functions.least_of
     magnitude_of, anchor_of, convert = names["magnitude_of"], names["anchor_of"], names["convert"]
     drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(blocks.max_shift)
 

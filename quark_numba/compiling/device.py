@@ -43,11 +43,10 @@ class DeviceKernel:
     ----------
     module : str
         The name of a module whose sources, and those of the modules that it imports, decide what is compiled.
-    template : function
-        The work of a thread: (address of the record, number of the block, number of the thread) -> 0. As for kernels of
-        processors, a compilation binds names in it to `names`.
+    function : function
+        The work of a thread: (address of the record, number of the block, number of the thread) -> 0.
     name : str
-        The name in PTX, unique to this binding.
+        The name in PTX, unique to the function.
     work : dtype
         From `work_dtype`.
     units_per_thread : int
@@ -55,11 +54,9 @@ class DeviceKernel:
 
     threads = THREADS
 
-    def __init__(
-        self, module: str, template: Callable[..., Any], name: str, work: Any, units_per_thread: int, names: dict[str, Any]
-    ) -> None:
+    def __init__(self, module: str, function: Callable[..., Any], name: str, work: Any, units_per_thread: int) -> None:
         self.entry, self.work, self.units_per_block = name, work, units_per_thread * THREADS
-        self._function = jit._specialise(template, name, names)
+        self._function = jit._named(function, name)
         self._function.__qualname__ = f"gpu_{name}_{digest(module)}"
 
     def count_blocks(self, units: int) -> int:

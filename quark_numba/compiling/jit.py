@@ -3,10 +3,26 @@
 Importing Numba takes a fifth of a second. So this module and all others that import Numba at their top are imported when the
 first kernel is needed, and not before.
 
+A kernel that depends on a key of a dispatch table is defined within a function, whose variables have what depends on the key::
+
+    def kernel(key):
+        decode, has_bias = decoder(key), key.has_bias
+
+        def run(x, y):
+            for i in range(x.size):
+                y[i] = decode(x[i])
+                if has_bias:
+                    y[i] += 1
+
+        return jit.kernel(run, f"run_{key.name}", signature)
+
+Numba takes these variables as constants, so conditions on them are decided at compile time. The cache does not look at them: it
+knows a kernel by its name and the sources of its module (see `_named`), so the name has to tell one key from another.
+
 Functions that compiled code calls must have different names. Numba makes the symbol of a compiled function from its name, its
 types, and a number that counts the functions of the process. So two processes may write different functions to the cache under
 one symbol, and a third process that loads both may call the wrong one. Hence `inline` and `expand` leave no calls, and
-`function` takes a name that is unique to one binding."""
+`function` takes a name that no other function has."""
 
 from __future__ import annotations
 
@@ -34,29 +50,28 @@ _FLAGS = {"error_model": "numpy", "nogil": True}
 unsigned = np.uintp if JIT_ENABLED else int
 
 
-def inline(function: Callable[..., Any], **names: Any) -> Any:
-    """Return a function that is compiled into its callers, with its global names bound to `names`."""
-    function = _specialise(function, function.__name__, names) if names else function
+def inline(function: Callable[..., Any]) -> Any:
+    """Return a function that is compiled into its callers."""
     return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
 
 
-def expand(template: Callable[..., Any], **names: Any) -> Any:
-    """Return a function whose code replaces each call before Numba compiles the caller, with its global names bound to `names`.
-    Loops use this: they are compiled once, as part of the caller, and not a second time by themselves."""
-    bound = _specialise(template, template.__name__, names)
-    return numba.njit(inline="always", no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(bound)
+def expand(function: Callable[..., Any]) -> Any:
+    """Return a function whose code replaces each call before Numba compiles the caller. Loops use this: they are compiled once,
+    as part of the caller, and not a second time by themselves."""
+    return numba.njit(inline="always", no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
 
 
-def function(template: Callable[..., Any], name: str | None = None, **names: Any) -> Any:
-    """Return a function that compiled functions call, with its global names bound to `names`. `name` must be unique to this
-    binding. The function has no cache entry: it is part of its callers' entries."""
-    bound = _specialise(template, name or template.__name__, names)
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(bound)
+def function(function: Callable[..., Any], name: str | None = None, **calls: Any) -> Any:
+    """Return a function that compiled functions call. `name` must be unique. The function has no cache entry: it is part of its
+    callers' entries. `calls` are compiled functions by the names of functions of Python in its module, which it calls instead:
+    modules that do without Numba need this."""
+    named = _named(function, name or function.__name__, calls)
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
 
-def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:
-    """Compile `template` for calls from Python, with its global names bound to `names`, and keep it on disk under `name`."""
-    compiled = numba.njit(parallel=parallel, **_FLAGS)(_specialise(template, name, names))
+def kernel(function: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False) -> Any:
+    """Compile `function` for calls from Python, and keep it on disk under `name`."""
+    compiled = numba.njit(parallel=parallel, **_FLAGS)(_named(function, name))
     if not JIT_ENABLED:
         # numpy's scalars warn of results that IEEE defines.
         return np.errstate(all="ignore")(compiled)
@@ -65,21 +80,25 @@ def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel:
     return compiled
 
 
-def c_function(template: Callable[..., Any], name: str, signature: Any, **names: Any) -> Any:
+def c_function(function: Callable[..., Any], name: str, signature: Any) -> Any:
     """Like `kernel`, for calls from C. The address is in the attribute `address`."""
-    compiled = CFunc(_specialise(template, name, names), normalize_signature(signature), locals={}, options=_FLAGS)
+    compiled = CFunc(_named(function, name), normalize_signature(signature), locals={}, options=_FLAGS)
     compile_cached(compiled)
     return compiled
 
 
-def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) -> FunctionType:
-    """Return a copy of `template` with its global names bound to `names`.
+def _named(function: Callable[..., Any], name: str, calls: dict[str, Any] | None = None) -> FunctionType:
+    """Return a copy of `function` with another name, which calls other functions in place of those of its module.
 
-    The compiled function's file is named after `name` and a digest of the function's sources. So `name` has to tell one binding
+    The compiled function's file is named after `name` and a digest of the function's sources. So `name` has to tell one kernel
     from another, a changed source gives a new file, and processes that write one file at the same time write the same content.
     """
-    assert isinstance(template, FunctionType)
-    copy = FunctionType(template.__code__, {**template.__globals__, **names}, name, template.__defaults__)
-    copy.__qualname__ = f"{name}_{digest(template.__module__)}"
-    copy.__module__ = template.__module__
+    assert isinstance(function, FunctionType)
+    names = function.__globals__
+    if calls:
+        assert all(callable(names[called]) for called in calls)
+        names = {**names, **calls}
+    copy = FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
+    copy.__qualname__ = f"{name}_{digest(function.__module__)}"
+    copy.__module__ = function.__module__
     return copy

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,31 +16,30 @@ from numpy.typing import DTypeLike, NDArray
 from ..compiling.lock import created_once
 from . import ELEMENT_TYPES, ElementType, checked
 
-# Names in `regroup` that are bound when it is compiled.
-FROM_BITS: Any = None
-TO_BITS: Any = None
 
-
-def regroup(source: Any, target: Any) -> None:
-    """Join the low FROM_BITS bits of all source bytes to a stream of bits, the first in the lowest, and split the stream into
-    the low TO_BITS bits of the target bytes. Other bits of the source are ignored. Other bits of the target are 0, and so are
-    the unused bits of its last byte."""
-    # A word holds a whole number of codes and a whole number of bytes: 8 bits, or 24 bits for 6-bit codes.
-    bits = 24 if FROM_BITS == 6 or TO_BITS == 6 else 8
-    from_bytes, to_bytes = bits // FROM_BITS, bits // TO_BITS
-    from_mask, to_mask = np.uint32(2**FROM_BITS - 1), np.uint32(2**TO_BITS - 1)
-    words = min(source.size // from_bytes, target.size // to_bytes)
-    for i in range(words):
+def _regroup(from_bits: int, to_bits: int) -> Callable[[Any, Any], None]:
+    def regroup(source: Any, target: Any) -> None:
+        """Join the low from_bits bits of all source bytes to a stream of bits, the first in the lowest, and split the stream
+        into the low to_bits bits of the target bytes. Other bits of the source are ignored. Other bits of the target are 0, and
+        so are the unused bits of its last byte."""
+        # A word holds a whole number of codes and a whole number of bytes: 8 bits, or 24 bits for 6-bit codes.
+        bits = 24 if from_bits == 6 or to_bits == 6 else 8
+        from_bytes, to_bytes = bits // from_bits, bits // to_bits
+        from_mask, to_mask = np.uint32(2**from_bits - 1), np.uint32(2**to_bits - 1)
+        words = min(source.size // from_bytes, target.size // to_bytes)
+        for i in range(words):
+            word = np.uint32(0)
+            for j in range(from_bytes):
+                word |= (np.uint32(source[i * from_bytes + j]) & from_mask) << np.uint32(j * from_bits)
+            for j in range(to_bytes):
+                target[i * to_bytes + j] = np.uint8((word >> np.uint32(j * to_bits)) & to_mask)
         word = np.uint32(0)
-        for j in range(from_bytes):
-            word |= (np.uint32(source[i * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
-        for j in range(to_bytes):
-            target[i * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
-    word = np.uint32(0)
-    for j in range(source.size - words * from_bytes):
-        word |= (np.uint32(source[words * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
-    for j in range(target.size - words * to_bytes):
-        target[words * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
+        for j in range(source.size - words * from_bytes):
+            word |= (np.uint32(source[words * from_bytes + j]) & from_mask) << np.uint32(j * from_bits)
+        for j in range(target.size - words * to_bytes):
+            target[words * to_bytes + j] = np.uint8((word >> np.uint32(j * to_bits)) & to_mask)
+
+    return regroup
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,15 @@ def _kernel(from_bits: int, to_bits: int) -> Any:
     from ..compiling import jit  # which imports Numba
 
     signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
-    return jit.kernel(regroup, f"regroup_{from_bits}_{to_bits}_kernel", signature, FROM_BITS=from_bits, TO_BITS=to_bits)
+    return jit.kernel(_regroup(from_bits, to_bits), f"regroup_{from_bits}_{to_bits}_kernel", signature)
 
 
 @functools.cache
 def regroup_function(from_bits: int, to_bits: int) -> Any:
-    """Return `regroup` as a function that compiled functions call."""
+    """Return the function (source, target) of `_regroup` that compiled functions call."""
     from ..compiling import jit
 
-    return jit.function(regroup, f"regroup_{from_bits}_{to_bits}", FROM_BITS=from_bits, TO_BITS=to_bits)
+    return jit.function(_regroup(from_bits, to_bits), f"regroup_{from_bits}_{to_bits}")
 
 
 _PACKED = tuple(element_type for element_type in ELEMENT_TYPES if element_type.bits < 8)

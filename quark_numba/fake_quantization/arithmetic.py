@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compiling.jit import inline
+from ..compiling.jit import expand, inline
 from ..element_types import BFLOAT16, FLOAT16
 from ..element_types.codecs import rounder, upper_bits_rounder
 from .key import MOST_BITS, Key
@@ -31,7 +31,8 @@ def preparer(key: Key) -> Any:
 @functools.cache
 def converter(key: Key) -> Any:
     """Return the function of a key, from x and the numbers of its format to y."""
-    return inline(_FUNCTIONS[key.form][1], rounded=_ROUNDED[key.rounding_mode])
+    convert, rounded = expand(_FUNCTIONS[key.form][1]), _ROUNDED[key.rounding_mode]
+    return inline(lambda x, numbers: convert(x, numbers, rounded))
 
 
 # Rounding. sign(v) * f(abs(v)) is written out, as -0 may come of it.
@@ -51,8 +52,6 @@ _ROUNDED: dict[str, Any] = {
     "HALF_UP": inline(lambda v: _f32(_sign(v) * np.floor(_f32(abs(v) + _f32(0.5))))),
     "HALF_DOWN": inline(lambda v: _f32(_sign(v) * np.ceil(_f32(abs(v) - _f32(0.5))))),
 }
-
-rounded: Any = None  # the function of a rounding mode; `converter` binds it
 
 
 @inline
@@ -95,7 +94,7 @@ def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow
     return is_valid, (_f32(scale), _f32(zero_point), _f32(low), _f32(high))
 
 
-def _integer(x: Any, numbers: Any) -> Any:
+def _integer(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = (round(clamp(x / scale + zero_point)) - zero_point) * scale (QONNX, Quant-1)."""
     scale, zero_point, low, high = numbers
     v = _f32(_f32(x / scale) + zero_point)
@@ -108,7 +107,7 @@ def _prepare_codes(scale: Any, low: Any, high: Any) -> Any:
     return True, (_f32(scale), _f32(low), _f32(high))
 
 
-def _codes(x: Any, numbers: Any) -> Any:
+def _codes(x: Any, numbers: Any, rounded: Any) -> Any:
     """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX give. `low` and `high` are the bounds of Clip, less the
     zero point. NaN becomes the lowest code, and a code has no -0."""
     scale, low, high = numbers
@@ -122,7 +121,7 @@ def _prepare_bipolar(scale: Any) -> Any:
     return True, (_f32(scale),)
 
 
-def _bipolar(x: Any, numbers: Any) -> Any:
+def _bipolar(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = scale where x >= 0, else -scale, also for NaN (QONNX, BipolarQuant-1)."""
     (scale,) = numbers
     return scale if x >= _f32(0) else -scale
@@ -156,7 +155,7 @@ def _nearest_exponent(ratio: Any) -> Any:
     return exponent + (np.int64(1) if mantissa >= _ROOT else np.int64(0))
 
 
-def _truncation(x: Any, numbers: Any) -> Any:
+def _truncation(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = (round(clamp(rint(x / scale + zero_point) / step)) - new zero point) * new scale (QONNX, Trunc-1 and Trunc-2)."""
     scale, zero_point, step, low, high, out_zero_point, out_scale = numbers
     v = _f32(np.rint(_f32(_f32(x / scale) + zero_point)) / step)
@@ -181,7 +180,7 @@ def _prepare_minifloat(
     return is_valid, (_f32(scale), _f32(places), _f32(1 - offset - places), _f32(highest), _f32(beyond * _f64(_f32(scale))))
 
 
-def _minifloat(x: Any, numbers: Any) -> Any:
+def _minifloat(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = scale * the value of a float format with subnormals that is next to v = x / scale (QONNX, FloatQuant-1).
 
     The step between values at v is 2 ** k. Here k + 127 is the exponent of a normal float32, or k + 149 the place of the bit of
@@ -209,7 +208,7 @@ def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:
     return is_valid, (_f32(scale), _f32(low), _f32(threshold - scale))
 
 
-def _of_clamped(x: Any, numbers: Any) -> Any:
+def _of_clamped(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = rint(clamp(x) / scale) * scale (Model Compression Toolkit)."""
     scale, low, high = numbers
     return _f32(rounded(_f32(_clamp(x, low, high) / scale)) * scale)
@@ -242,7 +241,7 @@ def _prepare_levels(input_low: Any, input_high: Any, output_low: Any, output_hig
     return is_valid, (least, most, low, _f32(high - low), _f32(levels - 1), y_low, y_high, _f32(y_high - y_low))
 
 
-def _levels(x: Any, numbers: Any) -> Any:
+def _levels(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = round((x - input_low) / (input_high - input_low) * (levels - 1)) / (levels - 1) * (output_high - output_low) +
     output_low, from left to right, output_low where x <= both input limits, and output_high where it is > both (OpenVINO,
     FakeQuantize-1). Halves go to even, as in OpenVINO's reference."""
@@ -257,7 +256,7 @@ def _prepare_offset_range(least: Any, most: Any, bits: Any) -> Any:
     return is_valid, _range(_f64, least, most, bits if is_valid else _f64(8))
 
 
-def _offset(x: Any, numbers: Any) -> Any:
+def _offset(x: Any, numbers: Any, rounded: Any) -> Any:
     """y = step * rint((clamp(x) - low) / step) + low, in float64, and rounded to float32 at the end (Model Compression Toolkit,
     ActivationUniformQuantizer with numpy 2)."""
     step, low, high = numbers
@@ -271,17 +270,17 @@ def _prepare_cast() -> Any:
 _float16_value, _bfloat16_value = rounder(FLOAT16), upper_bits_rounder(BFLOAT16)
 
 
-def _float16(x: Any, numbers: Any) -> Any:
+def _float16(x: Any, numbers: Any, rounded: Any) -> Any:
     """y is what Cast to float16 and back gives (ONNX, Cast-13): the nearest value, ties to even, beyond the largest one Inf."""
     return _float16_value(x)
 
 
-def _bfloat16(x: Any, numbers: Any) -> Any:
+def _bfloat16(x: Any, numbers: Any, rounded: Any) -> Any:
     """Do what `_float16` does, for bfloat16. Every NaN becomes the quiet one with its sign."""
     return _bfloat16_value(x) if x == x else np.copysign(_f32(np.nan), x)
 
 
-# By form: what `preparer` and `converter` compile.
+# By form: what `preparer` compiles, and what `converter` does with the function of a rounding mode.
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "integer": (_prepare_integer, _integer),
     "codes": (_prepare_codes, _codes),

@@ -17,49 +17,11 @@ from . import arithmetic, exponents
 from .granularity import Loop
 from .key import Key
 
-# Names in the templates. A compilation binds them.
-convert: Any = None  # (element of x, numbers) -> element of y
-numbers_at: Any = None  # (record, index) -> numbers: what elements share that have this scale
-convert_alike: Any = None  # from `_vector_functions`
-convert_each: Any = None  # from `_vector_functions`
-get: Any = None  # from `getter`
-clear: Any = None  # from `putters`
-put: Any = None  # from `putters`
-COUNT: Any = None
-X_DTYPE: Any = None
-Y_DTYPE: Any = None
-
 # The record of a launch. The units are x's elements. `x`, `y`, `scale` and `zero_point` are addresses; a `zero_point` of 0
 # stands for zeros. Scales and zero points have the element types of the tensors. There are `scales` of each, and the others are
 # the fields of a Loop; but where a Loop that varies repeats scales, `inner` is their number. `is_aligned`: x and y lie at
 # multiples of VECTOR.
 WORK = work_dtype(("x", "y", "scale", "zero_point"), ("scales", *Loop._fields, "is_aligned"))
-
-
-def elements(work_address: int, block: int, thread: int) -> int:
-    """Convert COUNT elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are not
-    aligned, are converted one by one."""
-    work = record_at(work_address, WORK)
-    first = unsigned(block * THREADS + thread) * unsigned(COUNT)
-    if first >= work.units:
-        return 0
-    x, y = array_at(work.x, work.units, X_DTYPE), array_at(work.y, work.units, Y_DTYPE)
-    stop, place = first + unsigned(COUNT), _place_of(work, first)
-    if not work.is_aligned or stop > work.units:
-        stop = min(stop, work.units)
-        for i in range(first, stop):
-            clear(y, i)
-        for i in range(first, stop):
-            put(y, i, convert(get(x, i), numbers_at(work, _index_of(work, place))))
-            place = _after(work, place)
-        return 0
-    _, column, in_block, row = place
-    rows = min(work.block - in_block, work.length - row)
-    if work.scales == 1 or (not work.vary and column + unsigned(COUNT) <= rows * work.inner):
-        convert_alike(x, y, first, numbers_at(work, place[0]))
-    else:
-        convert_each(x, y, first, work, place)
-    return 0
 
 
 @jit.inline
@@ -101,7 +63,7 @@ def _index_of(work: Any, place: Any) -> Any:
     return place[0] + place[1] if work.vary else place[0]
 
 
-def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> dict[str, Any]:
+def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> tuple[Any, Any]:
     """Return the functions (x, y, first, numbers) and (x, y, first, record, place), which convert COUNT elements from the first
     one on. They are unrolled, so that all elements are in registers. `names` are what the source uses."""
     count, per_byte = names["COUNT"], max(1, 8 // y_bits)
@@ -120,7 +82,7 @@ def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> dict[s
         text = [f"def convert_vector(x, y, first, {parameters}):", *indented([*begin, *lines, *end]), ""]
         return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
-    return {"convert_alike": function("numbers", alike), "convert_each": function("work, place", places + each)}
+    return function("numbers", alike), function("work, place", places + each)
 
 
 def stored(count: int, bits: int) -> list[str]:
@@ -140,7 +102,7 @@ def getter(bits: int) -> Any:
     return jit.inline(lambda array, i: u8(array[i // per_byte] >> u8(i % per_byte * unsigned(bits))))
 
 
-def putters(bits: int) -> dict[str, Any]:
+def putters(bits: int) -> tuple[Any, Any]:
     """Return the functions `clear`: (array, i) and `put`: (array, i, element), which write element i after it was cleared. The
     elements of a byte have to be written by one thread, after all of them were cleared."""
     per_byte, u8, mask = unsigned(max(1, 8 // bits)), np.uint8, np.uint8(2 ** min(bits, 8) - 1)
@@ -157,7 +119,7 @@ def putters(bits: int) -> dict[str, Any]:
         array[i // per_byte] |= u8((u8(element) & mask) << u8(i % per_byte * unsigned(bits)))
 
     clear, put = (clear_bits, put_bits) if bits < 8 else (clear, put)
-    return {"clear": jit.inline(clear), "put": jit.inline(put)}
+    return jit.inline(clear), jit.inline(put)
 
 
 def bits_in(element_type: ElementType) -> int:
@@ -180,17 +142,46 @@ def kernel(key: Key, scale: ElementType) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for scales of an element type. Codes of less than 8 bits lie as in ONNX
     Runtime's tensors."""
     scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype)
-    convert, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)
+    convert_by_two, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)
 
+    @jit.inline
     def numbers_at(work: Any, index: Any) -> Any:
         zero_point = zero
         if work.zero_point != 0:
             zero_point = zero_point_at(work.zero_point, index)
         return scale_at(work.scale, index), zero_point
 
-    names: dict[str, Any] = {"COUNT": VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)}
-    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type, "numbers_at": jit.inline(numbers_at)}
-    names["convert"] = jit.inline(lambda x, numbers: convert(x, numbers[0], numbers[1]))
+    convert = jit.inline(lambda x, numbers: convert_by_two(x, numbers[0], numbers[1]))
+    count = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize)
+    x_dtype, y_dtype = key.x.storage.type, key.y.storage.type
+    names = {"COUNT": count, "X_DTYPE": x_dtype, "Y_DTYPE": y_dtype, "convert": convert, "numbers_at": numbers_at}
     x_bits, y_bits = bits_in(key.x), bits_in(key.y)
-    names |= _vector_functions(names, x_bits, y_bits) | {"get": getter(x_bits)} | putters(y_bits)
-    return DeviceKernel(__name__, elements, f"{key.name}_by_{scale.name}", WORK, names["COUNT"], names)
+    convert_alike, convert_each = _vector_functions(names, x_bits, y_bits)
+    get, (clear, put) = getter(x_bits), putters(y_bits)
+
+    def elements(work_address: int, block: int, thread: int) -> int:
+        """Convert `count` elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are
+        not aligned, are converted one by one."""
+        work = record_at(work_address, WORK)
+        first = unsigned(block * THREADS + thread) * unsigned(count)
+        if first >= work.units:
+            return 0
+        x, y = array_at(work.x, work.units, x_dtype), array_at(work.y, work.units, y_dtype)
+        stop, place = first + unsigned(count), _place_of(work, first)
+        if not work.is_aligned or stop > work.units:
+            stop = min(stop, work.units)
+            for i in range(first, stop):
+                clear(y, i)
+            for i in range(first, stop):
+                put(y, i, convert(get(x, i), numbers_at(work, _index_of(work, place))))
+                place = _after(work, place)
+            return 0
+        _, column, in_block, row = place
+        rows = min(work.block - in_block, work.length - row)
+        if work.scales == 1 or (not work.vary and column + unsigned(count) <= rows * work.inner):
+            convert_alike(x, y, first, numbers_at(work, place[0]))
+        else:
+            convert_each(x, y, first, work, place)
+        return 0
+
+    return DeviceKernel(__name__, elements, f"{key.name}_by_{scale.name}", WORK, count)

@@ -12,8 +12,6 @@ from numba import types
 from ..compiling import jit
 from ..compiling.intrinsics import array_at
 
-DTYPE: Any = None  # bound when `widen` is compiled
-
 _u32 = np.uint32
 
 
@@ -25,14 +23,14 @@ def value_of(code: Any) -> Any:
     return _u32(0x7FC00000 if bits == _u32(0x7F800000) else bits).view(np.float32)
 
 
-def widen(source_address: int, target_address: int, count: int) -> None:
-    source, target = array_at(source_address, count, np.uint8), array_at(target_address, count, DTYPE)
-    for i in range(count):
-        target[i] = value_of(source[i])
-
-
 @functools.cache
 def widen_function(dtype: Any) -> Any:
     """Return the C function void (source, target, int64_t count) that converts codes to numbers of `dtype`."""
+
+    def widen(source_address: int, target_address: int, count: int) -> None:
+        source, target = array_at(source_address, count, np.uint8), array_at(target_address, count, dtype)
+        for i in range(count):
+            target[i] = value_of(source[i])
+
     signature = types.void(types.int64, types.int64, types.int64)
-    return jit.c_function(widen, f"widen_exponents_{np.dtype(dtype).name}", signature, DTYPE=dtype)
+    return jit.c_function(widen, f"widen_exponents_{np.dtype(dtype).name}", signature)

@@ -1,4 +1,4 @@
-"""The loops: templates, and the functions that compile them for a key of the dispatch table."""
+"""The loops of a key of the dispatch table, and the functions that compile them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,6 @@ from ..element_types import ElementType, codecs, packing
 from . import arithmetic
 from .granularity import Loop
 from .key import Key
-
-# Names in the templates. A compilation binds them.
-convert: Any = None  # arithmetic.converter or arithmetic.reciprocal_converter: (x, scale, zero point, ...) -> y
-has_reciprocal: Any = None  # arithmetic.has_reciprocal
-convert_run: Any = None  # constant_scale
-convert_run_by_reciprocal: Any = None  # constant_scale
-convert_row: Any = None  # varying_scale
-convert_loop: Any = None  # run
-pack: Any = None  # packing.regroup
-unpack: Any = None  # packing.regroup
-decode: Any = None  # codecs.decoder
-DTYPE: Any = None
-BITS: Any = None
-X_DTYPE: Any = None
-X_ITEMSIZE: Any = None
-X_BITS: Any = None
-Y_DTYPE: Any = None
-Y_ITEMSIZE: Any = None
-Y_BITS: Any = None
-IN_WORDS: Any = None
-HAS_RECIPROCAL: Any = None
-SCALE_DTYPE: Any = None
-ZERO_POINT_DTYPE: Any = None
 
 # With fewer elements, finding the end of a cache line takes longer than storing across lines.
 LONG = 1 << 11
@@ -65,166 +42,161 @@ WORK = np.dtype(
 signed = np.intp if jit.JIT_ENABLED else int
 
 
-def constant_scale(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
-    """Convert `n` elements from index `start` on, all with the same numbers: scale and zero point, or what `convert` takes."""
-    # Storing a vector across two cache lines takes twice as long. So the first pass ends where a line does.
-    head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
-    half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
-    done, begin, stop = unsigned(0), unsigned(start), unsigned(start) + head
-    while done < unsigned(n):
-        done += stop - begin
-        if IN_WORDS:
-            # In a loop that reads float32, vectors have 8 elements, and LLVM narrows each to bytes with 5 instructions. Here it
-            # unrolls the inner loop, and keeps the words in registers.
-            words = words_on_stack()
-            while begin + unsigned(WORDS) <= stop:
-                for i in range(unsigned(WORDS)):
-                    words[i] = convert(x[begin + i], *numbers)
-                narrow(words, y, begin)
-                begin += unsigned(WORDS)
-        for i in range(begin, stop):
-            y[i] = convert(x[i], *numbers)
-        begin, stop = unsigned(start) + done, unsigned(start + n)
-        if done < head + half + half:  # the next piece of one half and of the other in turns
-            piece = (done - head) // unsigned(PIECE)
-            begin = unsigned(start) + head + piece // unsigned(2) * unsigned(PIECE) + piece % unsigned(2) * half
-            stop = begin + unsigned(PIECE)
+def _constant_scale(convert: Any, in_words: bool) -> Any:
+    def convert_run(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
+        """Convert `n` elements from index `start` on, all with the same numbers: scale and zero point, or what `convert`
+        takes."""
+        # Storing a vector across two cache lines takes twice as long. So the first pass ends where a line does.
+        head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
+        half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
+        done, begin, stop = unsigned(0), unsigned(start), unsigned(start) + head
+        while done < unsigned(n):
+            done += stop - begin
+            if in_words:
+                # In a loop that reads float32, vectors have 8 elements, and LLVM narrows each to bytes with 5 instructions.
+                # Here it unrolls the inner loop, and keeps the words in registers.
+                words = words_on_stack()
+                while begin + unsigned(WORDS) <= stop:
+                    for i in range(unsigned(WORDS)):
+                        words[i] = convert(x[begin + i], *numbers)
+                    narrow(words, y, begin)
+                    begin += unsigned(WORDS)
+            for i in range(begin, stop):
+                y[i] = convert(x[i], *numbers)
+            begin, stop = unsigned(start) + done, unsigned(start + n)
+            if done < head + half + half:  # the next piece of one half and of the other in turns
+                piece = (done - head) // unsigned(PIECE)
+                begin = unsigned(start) + head + piece // unsigned(2) * unsigned(PIECE) + piece % unsigned(2) * half
+                stop = begin + unsigned(PIECE)
+
+    return jit.expand(convert_run)
 
 
-def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
-    """Convert `n` elements from index `start` on. The first has scale number `first`, the next one the next scale, and so on.
-    The zero points are alike, or one for all."""
-    s = unsigned(first - start)
-    if zero_point.size == 1:
-        one = zero_point[0]
-        for i in range(unsigned(start), unsigned(start + n)):
-            y[i] = convert(x[i], scale[i + s], one)
-    else:
-        for i in range(unsigned(start), unsigned(start + n)):
-            y[i] = convert(x[i], scale[i + s], zero_point[i + s])
-
-
-def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-    """Convert x, which begins at element `start` of an array with this ``granularity.Loop`` (a tuple or an array). Each pass of
-    the loop converts the elements that share a scale, or a row of scales. There are as many zero points as scales, or one for
-    all."""
-    done, size = signed(0), x.size
-    if size == 0:
-        return
-    length, block, inner, rows, vary = loop[0], loop[1], loop[2], loop[3], loop[4]
-    row = start // inner
-    column = start - row * inner
-    outer = row // length
-    row -= outer * length  # within the axis
-    in_block = row % block  # the row within the block
-    scales = (outer * ((length + block - 1) // block) + row // block) % rows  # row of the scales
-    while done < size:
-        if vary:
-            n = inner - column
-            n = n if n < size - done else size - done
-            convert_row(x, scale, zero_point, y, done, n, scales * inner + column)
-            in_block += 1
-            row += 1
+def _varying_scale(convert: Any) -> Any:
+    def convert_row(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
+        """Convert `n` elements from index `start` on. The first has scale number `first`, the next one the next scale, and so
+        on. The zero points are alike, or one for all."""
+        s = unsigned(first - start)
+        if zero_point.size == 1:
+            one = zero_point[0]
+            for i in range(unsigned(start), unsigned(start + n)):
+                y[i] = convert(x[i], scale[i + s], one)
         else:
-            n = block - in_block if block - in_block < length - row else length - row
-            n = n * inner - column
-            n = n if n < size - done else size - done
-            zero = scales if zero_point.size > 1 else 0
-            numbers = scale[unsigned(scales)], zero_point[unsigned(zero)]
-            if HAS_RECIPROCAL and has_reciprocal(*numbers):
-                convert_run_by_reciprocal(x, (np.float32(np.float32(1) / numbers[0]), *numbers), y, done, n)
+            for i in range(unsigned(start), unsigned(start + n)):
+                y[i] = convert(x[i], scale[i + s], zero_point[i + s])
+
+    return jit.expand(convert_row)
+
+
+@functools.cache
+def _run(key: Key) -> Any:
+    convert, by_reciprocal = arithmetic.converter(key), arithmetic.reciprocal_converter(key)
+    in_words = key.converts_to_words and jit.JIT_ENABLED and not HAS_AVX512
+    may_multiply = by_reciprocal is not None
+    has_reciprocal: Any = arithmetic.has_reciprocal(key) if may_multiply else None
+    convert_run_by_reciprocal: Any = _constant_scale(by_reciprocal, in_words) if may_multiply else None
+    convert_run = _constant_scale(convert, in_words and not may_multiply)  # few scales need a division
+    convert_row = _varying_scale(convert)
+
+    def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
+        """Convert x, which begins at element `start` of an array with this ``granularity.Loop`` (a tuple or an array). Each
+        pass of the loop converts the elements that share a scale, or a row of scales. There are as many zero points as scales,
+        or one for all."""
+        done, size = signed(0), x.size
+        if size == 0:
+            return
+        length, block, inner, rows, vary = loop[0], loop[1], loop[2], loop[3], loop[4]
+        row = start // inner
+        column = start - row * inner
+        outer = row // length
+        row -= outer * length  # within the axis
+        in_block = row % block  # the row within the block
+        scales = (outer * ((length + block - 1) // block) + row // block) % rows  # row of the scales
+        while done < size:
+            if vary:
+                n = inner - column
+                n = n if n < size - done else size - done
+                convert_row(x, scale, zero_point, y, done, n, scales * inner + column)
+                in_block += 1
+                row += 1
             else:
-                convert_run(x, numbers, y, done, n)
-            row += block - in_block
-            in_block = block
-        done += n
-        column = 0
-        if in_block == block or row >= length:
-            in_block = 0
-            scales += 1
-            if scales == rows:
-                scales = 0
-            if row >= length:
-                row = 0
+                n = block - in_block if block - in_block < length - row else length - row
+                n = n * inner - column
+                n = n if n < size - done else size - done
+                zero = scales if zero_point.size > 1 else 0
+                numbers = scale[unsigned(scales)], zero_point[unsigned(zero)]
+                if may_multiply and has_reciprocal(*numbers):
+                    convert_run_by_reciprocal(x, (np.float32(np.float32(1) / numbers[0]), *numbers), y, done, n)
+                else:
+                    convert_run(x, numbers, y, done, n)
+                row += block - in_block
+                in_block = block
+            done += n
+            column = 0
+            if in_block == block or row >= length:
+                in_block = 0
+                scales += 1
+                if scales == rows:
+                    scales = 0
+                if row >= length:
+                    row = 0
 
-
-def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
-    """Convert all of x on Numba's threads."""
-    for i in prange(slices):
-        start, stop = i * x.size // slices, (i + 1) * x.size // slices
-        convert_loop(x[start:stop], scale, zero_point, y[start:stop], loop, start)
-
-
-def task(work_address: int, index: int) -> None:
-    """Convert chunk `index` of a node's work, which is `work.chunk` elements, on one of ONNX Runtime's threads. Packed tensors
-    are unpacked to one code a byte before the conversion, and packed after it. Conditions on names in capitals are decided at
-    compile time."""
-    work = record_at(work_address, WORK)
-    start = index * work.chunk
-    size = work.size - start
-    size = size if size < work.chunk else work.chunk
-    scale = array_at(work.scale, work.scales, SCALE_DTYPE)
-    zero_point = array_at(work.zero_point, work.zero_points, ZERO_POINT_DTYPE)
-    loop = (work.length, work.block, work.inner, work.rows, work.vary != 0)
-    if X_BITS < 8:
-        packed = array_at(work.x + start * X_BITS // 8, (size * X_BITS + 7) // 8, np.uint8)
-        x = array_at(stack(CHUNK // 8), size, np.uint8)
-        unpack(packed, x)
-    else:
-        x = array_at(work.x + start * X_ITEMSIZE, size, X_DTYPE)
-    if Y_BITS < 8:
-        codes = array_at(stack(CHUNK // 8), size, np.uint8)
-        convert_loop(x, scale, zero_point, codes, loop, start)
-        pack(codes, array_at(work.y + start * Y_BITS // 8, (size * Y_BITS + 7) // 8, np.uint8))
-    else:
-        convert_loop(x, scale, zero_point, array_at(work.y + start * Y_ITEMSIZE, size, Y_DTYPE), loop, start)
-
-
-def widen(source_address: int, target_address: int, count: int) -> None:
-    """Convert `count` codes of a tensor to their values, in a dtype that holds every value."""
-    per_byte = 8 // BITS if BITS < 8 else 1
-    source = array_at(source_address, (count + per_byte - 1) // per_byte, DTYPE)
-    target = array_at(target_address, count, SCALE_DTYPE)
-    for i in range(count):
-        code = source[i // per_byte]
-        if BITS < 8:
-            code = np.uint8(code >> np.uint8(i % per_byte * BITS))
-        target[i] = decode(code)
+    return run
 
 
 def serial_kernel(key: Key) -> Any:
     """Return the kernel (x, scale, zero_point, y, loop, start) -> None. The arrays are flat and contiguous. x and y have
     storage dtypes, scale and zero_point the key's dtypes for them. `loop` has the fields of a ``granularity.Loop`` as int64,
     and `start` is the index of x's first element in the array that the loop describes."""
-    signature = types.void(*_arrays(key), types.intp)
-    return jit.kernel(run, f"serial_{key.name}", signature, **_names_in_run(key))
+    return jit.kernel(_run(key), f"serial_{key.name}", types.void(*_arrays(key), types.intp))
 
 
 def parallel_kernel(key: Key) -> Any:
     """Return the kernel (x, scale, zero_point, y, loop, slices) -> None."""
-    signature = types.void(*_arrays(key), types.intp)
-    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_loop=_run(key))
+    convert_loop = jit.expand(_run(key))
+
+    def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
+        """Convert all of x on Numba's threads."""
+        for i in prange(slices):
+            start, stop = i * x.size // slices, (i + 1) * x.size // slices
+            convert_loop(x[start:stop], scale, zero_point, y[start:stop], loop, start)
+
+    return jit.kernel(parallel, f"parallel_{key.name}", types.void(*_arrays(key), types.intp), parallel=True)
 
 
 def task_function(key: Key) -> Any:
     """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    bits = key.quantized.bits
-    return jit.c_function(
-        task,
-        f"task_{key.name}",
-        types.void(types.int64, types.intp),
-        convert_loop=_run(key),
-        SCALE_DTYPE=key.scale_dtype,
-        ZERO_POINT_DTYPE=key.zero_point_dtype,
-        X_DTYPE=key.x.storage.type,
-        X_ITEMSIZE=key.x.storage.itemsize,
-        X_BITS=bits if key.x.is_packed else 8,
-        unpack=packing.regroup_function(8, bits) if key.x.is_packed else None,
-        Y_DTYPE=key.y.storage.type,
-        Y_ITEMSIZE=key.y.storage.itemsize,
-        Y_BITS=bits if key.y.is_packed else 8,
-        pack=packing.regroup_function(bits, 8) if key.y.is_packed else None,
-    )
+    convert_loop, scale_dtype, zero_point_dtype = jit.expand(_run(key)), key.scale_dtype, key.zero_point_dtype
+    x_dtype, y_dtype = key.x.storage.type, key.y.storage.type
+    x_itemsize, y_itemsize = key.x.storage.itemsize, key.y.storage.itemsize
+    x_bits, y_bits = (element_type.bits if element_type.is_packed else 8 for element_type in (key.x, key.y))
+    unpack: Any = packing.regroup_function(8, x_bits) if x_bits < 8 else None
+    pack: Any = packing.regroup_function(y_bits, 8) if y_bits < 8 else None
+
+    def task(work_address: int, index: int) -> None:
+        """Convert chunk `index` of a node's work, which is `work.chunk` elements, on one of ONNX Runtime's threads. Packed
+        tensors are unpacked to one code a byte before the conversion, and packed after it."""
+        work = record_at(work_address, WORK)
+        start = index * work.chunk
+        size = work.size - start
+        size = size if size < work.chunk else work.chunk
+        scale = array_at(work.scale, work.scales, scale_dtype)
+        zero_point = array_at(work.zero_point, work.zero_points, zero_point_dtype)
+        loop = (work.length, work.block, work.inner, work.rows, work.vary != 0)
+        if x_bits < 8:
+            packed = array_at(work.x + start * x_bits // 8, (size * x_bits + 7) // 8, np.uint8)
+            x = array_at(stack(CHUNK // 8), size, np.uint8)
+            unpack(packed, x)
+        else:
+            x = array_at(work.x + start * x_itemsize, size, x_dtype)
+        if y_bits < 8:
+            codes = array_at(stack(CHUNK // 8), size, np.uint8)
+            convert_loop(x, scale, zero_point, codes, loop, start)
+            pack(codes, array_at(work.y + start * y_bits // 8, (size * y_bits + 7) // 8, np.uint8))
+        else:
+            convert_loop(x, scale, zero_point, array_at(work.y + start * y_itemsize, size, y_dtype), loop, start)
+
+    return jit.c_function(task, f"task_{key.name}", types.void(types.int64, types.intp))
 
 
 @functools.cache
@@ -233,31 +205,22 @@ def widen_function(element_type: ElementType, dtype: Any) -> Any:
     tensor's codes to numbers of `dtype`; None if the tensor holds such numbers already."""
     if element_type.dtype == dtype:
         return None
-    return jit.c_function(
-        widen,
-        f"widen_{element_type.name}_{np.dtype(dtype).name}",
-        types.void(types.int64, types.int64, types.int64),
-        decode=codecs.decoder(element_type),
-        DTYPE=element_type.storage.type,
-        SCALE_DTYPE=dtype,
-        BITS=element_type.bits if element_type.is_packed else 8,
-    )
+    decode, storage = codecs.decoder(element_type), element_type.storage.type
+    bits = element_type.bits if element_type.is_packed else 8
 
+    def widen(source_address: int, target_address: int, count: int) -> None:
+        """Convert `count` codes of a tensor to their values, in a dtype that holds every value."""
+        per_byte = 8 // bits if bits < 8 else 1
+        source = array_at(source_address, (count + per_byte - 1) // per_byte, storage)
+        target = array_at(target_address, count, dtype)
+        for i in range(count):
+            code = source[i // per_byte]
+            if bits < 8:
+                code = np.uint8(code >> np.uint8(i % per_byte * bits))
+            target[i] = decode(code)
 
-def _names_in_run(key: Key) -> dict[str, Any]:
-    convert, by_reciprocal = arithmetic.converter(key), arithmetic.reciprocal_converter(key)
-    in_words = key.converts_to_words and jit.JIT_ENABLED and not HAS_AVX512
-    names = {"convert_row": jit.expand(varying_scale, convert=convert), "HAS_RECIPROCAL": by_reciprocal is not None}
-    if by_reciprocal:
-        names["has_reciprocal"] = arithmetic.has_reciprocal(key)
-        names["convert_run_by_reciprocal"] = jit.expand(constant_scale, convert=by_reciprocal, IN_WORDS=in_words)
-        in_words = False  # few scales need a division
-    return names | {"convert_run": jit.expand(constant_scale, convert=convert, IN_WORDS=in_words)}
-
-
-@functools.cache
-def _run(key: Key) -> Any:
-    return jit.expand(run, **_names_in_run(key))
+    name = f"widen_{element_type.name}_{np.dtype(dtype).name}"
+    return jit.c_function(widen, name, types.void(types.int64, types.int64, types.int64))
 
 
 def _arrays(key: Key) -> list[Any]:

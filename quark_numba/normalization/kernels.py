@@ -1,4 +1,4 @@
-"""The loops over instances: a template, and its compilation for a key of the dispatch table.
+"""The loops over instances, and the functions that compile them.
 
 The sums of an instance are accumulated element by element, so that an addition waits for the one before. Therefore several
 instances are summed side by side."""
@@ -114,5 +114,5 @@ _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array
 _ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
 )

@@ -177,10 +177,10 @@ def functions() -> dict[str, int]:
 
 
 @functools.cache
-def compiled(template: Callable[..., int], name: str = "") -> int:
-    """The address of `template` as a C function. All arguments and the result are 64-bit words."""
-    signature = types.int64(*[types.int64] * template.__code__.co_argcount)
-    return int(keep(jit.c_function(template, name or f"ort_{template.__name__}", signature)).address)
+def compiled(function: Callable[..., int], name: str = "") -> int:
+    """The address of `function` as a C function. All arguments and the result are 64-bit words."""
+    signature = types.int64(*[types.int64] * function.__code__.co_argcount)
+    return int(keep(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
 
 
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.

@@ -1,4 +1,4 @@
-"""The loops of a layer: templates, and their compilation for a key of the dispatch table.
+"""The loops of a layer, and the functions that compile them.
 
 A layer is computed in phases. A phase has `count_parts` parts, which may run at the same time:
 
@@ -329,5 +329,5 @@ _SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C"
 _ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
 )

@@ -98,7 +98,7 @@ def kernel(program: Program) -> DeviceKernel:
     ]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *writer.once, *lines, "return 0"]), ""]
     run_region = function_of("\n".join(text), __name__, __file__, names | writer.names)
-    return DeviceKernel(__name__, run_region, program.name, work, units, {})
+    return DeviceKernel(__name__, run_region, program.name, work, units)
 
 
 def _elements(program: Program, count: int) -> list[str]:

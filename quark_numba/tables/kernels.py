@@ -1,4 +1,4 @@
-"""The loops: templates, and the functions that compile them for an operation.
+"""The loops of an operation, and the functions that compile them.
 
 The table lies in a flat array, column by column: NUMBERS columns of numbers, the last of which y begins with, then the entries.
 So the entries of elements side by side lie side by side, whether these elements share a row or have a row each."""
@@ -12,17 +12,11 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import forms
+from ..compiling.forms import Loops, forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from .arithmetic import LAST, STEP
 from .granularity import NUMBERS, TOGETHER
-
-# Names in the templates. A compilation binds them.
-step: Any = None  # arithmetic.STEP: (x, y, entry, numbers) -> y
-last: Any = None  # arithmetic.LAST: (y, numbers) -> y
-compare: Any = None  # steps
-convert_rows: Any = None  # run
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 13
@@ -51,71 +45,83 @@ def entries_of(table: Any, place: Any, columns: Any) -> Any:
     return table[place], table[place + columns], table[after], table[after + columns]
 
 
-def steps(x: Any, y: Any, entries: Any, numbers: Any) -> Any:
-    """Return y after `step` with TOGETHER entries."""
-    a, b, c, d = entries
-    return step(x, step(x, step(x, step(x, y, a, numbers), b, numbers), c, numbers), d, numbers)
+def _steps(operation: str) -> Any:
+    step = STEP[operation]
+
+    def steps(x: Any, y: Any, entries: Any, numbers: Any) -> Any:
+        """Return y after `step` with TOGETHER entries."""
+        a, b, c, d = entries
+        return step(x, step(x, step(x, step(x, y, a, numbers), b, numbers), c, numbers), d, numbers)
+
+    return jit.inline(steps)
 
 
-def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: int) -> None:
-    """Convert x, which begins at element `start` of a tensor. See `granularity.shape_of` for the rows of its elements."""
-    done, size = signed(0), x.size
-    row = start // inner
-    column = start - row * inner
-    row %= rows
-    while done < size:
-        n = min(rows - row if inner == 1 else inner - column, size - done, TILE)
-        begin, end, columns = unsigned(done), unsigned(done + n), unsigned(rows)
-        start_offset, entries_offset = unsigned(NUMBERS - 1) * columns, unsigned(NUMBERS) * columns
-        if inner == 1:
-            at = unsigned(row - done)
-            for i in range(begin, end):
-                y[i] = table[i + at + start_offset]
-            for k in range(unsigned(entries // TOGETHER)):
-                place = at + entries_offset + k * unsigned(TOGETHER) * columns
+def _run(operation: str) -> Any:
+    compare, last = _steps(operation), LAST[operation]
+
+    def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: int) -> None:
+        """Convert x, which begins at element `start` of a tensor. See `granularity.shape_of` for the rows of its elements."""
+        done, size = signed(0), x.size
+        row = start // inner
+        column = start - row * inner
+        row %= rows
+        while done < size:
+            n = min(rows - row if inner == 1 else inner - column, size - done, TILE)
+            begin, end, columns = unsigned(done), unsigned(done + n), unsigned(rows)
+            start_offset, entries_offset = unsigned(NUMBERS - 1) * columns, unsigned(NUMBERS) * columns
+            if inner == 1:
+                at = unsigned(row - done)
                 for i in range(begin, end):
-                    y[i] = compare(x[i], y[i], entries_of(table, i + place, columns), numbers_of(table, i + at, columns))
-            for i in range(begin, end):
-                y[i] = last(y[i], numbers_of(table, i + at, columns))
-            row = row + n if row + n < rows else 0
-        else:
-            at = unsigned(row)
-            numbers, start_value = numbers_of(table, at, columns), table[at + start_offset]
-            for i in range(begin, end):
-                y[i] = start_value
-            for k in range(unsigned(entries // TOGETHER)):
-                some = entries_of(table, at + entries_offset + k * unsigned(TOGETHER) * columns, columns)
+                    y[i] = table[i + at + start_offset]
+                for k in range(unsigned(entries // TOGETHER)):
+                    place = at + entries_offset + k * unsigned(TOGETHER) * columns
+                    for i in range(begin, end):
+                        y[i] = compare(x[i], y[i], entries_of(table, i + place, columns), numbers_of(table, i + at, columns))
                 for i in range(begin, end):
-                    y[i] = compare(x[i], y[i], some, numbers)
-            for i in range(begin, end):
-                y[i] = last(y[i], numbers)
-            column += n
-            if column == inner:
-                column = 0
-                row = row + 1 if row + 1 < rows else 0
-        done += n
+                    y[i] = last(y[i], numbers_of(table, i + at, columns))
+                row = row + n if row + n < rows else 0
+            else:
+                at = unsigned(row)
+                numbers, start_value = numbers_of(table, at, columns), table[at + start_offset]
+                for i in range(begin, end):
+                    y[i] = start_value
+                for k in range(unsigned(entries // TOGETHER)):
+                    some = entries_of(table, at + entries_offset + k * unsigned(TOGETHER) * columns, columns)
+                    for i in range(begin, end):
+                        y[i] = compare(x[i], y[i], some, numbers)
+                for i in range(begin, end):
+                    y[i] = last(y[i], numbers)
+                column = column + n if column + n < inner else 0
+                row = row if column else (row + 1 if row + 1 < rows else 0)
+            done += n
+
+    return jit.expand(run)
 
 
-def serial(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int) -> None:
-    """Convert all of x on the caller's thread."""
-    convert_rows(x, table, y, inner, rows, entries, 0)
+@functools.cache
+def _loops(operation: str) -> Loops:
+    convert_rows = _run(operation)
 
+    def serial(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int) -> None:
+        """Convert all of x on the caller's thread."""
+        convert_rows(x, table, y, inner, rows, entries, 0)
 
-def parallel(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, slices: int) -> None:
-    """Convert all of x on Numba's threads."""
-    for i in prange(slices):
-        start, stop = i * x.size // slices, (i + 1) * x.size // slices
-        convert_rows(x[start:stop], table, y[start:stop], inner, rows, entries, start)
+    def parallel(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, slices: int) -> None:
+        """Convert all of x on Numba's threads."""
+        for i in prange(slices):
+            start, stop = i * x.size // slices, (i + 1) * x.size // slices
+            convert_rows(x[start:stop], table, y[start:stop], inner, rows, entries, start)
 
+    def task(work_address: int, index: int) -> None:
+        """Convert chunk `index` of a node's work, on one of ONNX Runtime's threads."""
+        work = record_at(work_address, WORK)
+        start = index * CHUNK
+        size = work.size - start if work.size - start < CHUNK else CHUNK
+        x, y = array_at(work.x + 4 * start, size, np.float32), array_at(work.y + 4 * start, size, np.float32)
+        table = array_at(work.table, work.rows * (NUMBERS + work.entries), np.float32)
+        convert_rows(x, table, y, work.inner, work.rows, work.entries, start)
 
-def task(work_address: int, index: int) -> None:
-    """Convert chunk `index` of a node's work, on one of ONNX Runtime's threads."""
-    work = record_at(work_address, WORK)
-    start = index * CHUNK
-    size = work.size - start if work.size - start < CHUNK else CHUNK
-    x, y = array_at(work.x + 4 * start, size, np.float32), array_at(work.y + 4 * start, size, np.float32)
-    table = array_at(work.table, work.rows * (NUMBERS + work.entries), np.float32)
-    convert_rows(x, table, y, work.inner, work.rows, work.entries, start)
+    return serial, parallel, task
 
 
 def fill(
@@ -146,15 +152,10 @@ def fill_kernel() -> Any:
     return jit.kernel(fill, "fill_table", signature)
 
 
-@functools.cache
-def _names(key: str) -> dict[str, Any]:
-    return {"convert_rows": jit.expand(run, compare=jit.inline(steps, step=STEP[key]), last=LAST[key])}
-
-
 # Flat and contiguous arrays.
 _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
 _ARGUMENTS = (_READ, _READ, _WRITTEN, types.intp, types.intp, types.intp)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"table_{key}", lambda key: _ARGUMENTS, _names
+    _loops, lambda operation: f"table_{operation}", lambda operation: _ARGUMENTS
 )

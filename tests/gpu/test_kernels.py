@@ -69,7 +69,7 @@ def _is_wrong(work_address, block, thread):
 def test_what_a_gpu_lacks_is_refused(template, error, message):
     before = config.LOOP_VECTORIZE
     with pytest.raises(error, match=message):
-        DeviceKernel(__name__, template, "kernel", work_dtype((), ()), 1, {})._make()
+        DeviceKernel(__name__, template, "kernel", work_dtype((), ()), 1)._make()
     assert before == config.LOOP_VECTORIZE == 1
 
 

@@ -501,7 +501,7 @@ def test_many_calls(name):
     assert files == 0
 
 
-def test_no_memory_for_a_part_of_block_formats():
+def test_no_memory_for_a_part_of_block_formats(monkeypatch):
     """A part without memory writes nothing, and reports this in its work. The node turns the report into an error."""
     key, blocks = mx_format(FLOAT32, element_dtype="int8", block_size=32, rounding_mode=0)
     _, length, inner = block_shape((4, 64), 1, blocks.block)
@@ -509,11 +509,12 @@ def test_no_memory_for_a_part_of_block_formats():
     for name, value in (blocks._replace(length=length, inner=inner)._asdict() | {"size": 256, "parts": 1}).items():
         work[name] = value
     work["x"], work["y"] = x.ctypes.data, y.ctypes.data
-    without = {"allocate": jit.inline(lambda size: np.int64(0))}
+    without = jit.inline(lambda size: np.int64(0))
     signature = types.void(types.int64, types.intp)
-    for names, has_failed in ((without, 1), ({}, 0)):
-        names |= block_kernels.task_names(key)
-        task = jit.c_function(block_kernels.task, f"task_of_a_test_{has_failed}", signature, **names)
+    for allocate, has_failed in ((without, 1), (block_kernels.allocate, 0)):
+        monkeypatch.setattr(block_kernels, "allocate", allocate)
+        _, _, task_of_key = block_kernels._loops(key)
+        task = jit.c_function(task_of_key, f"task_of_a_test_{has_failed}", signature)
         work["has_failed"] = 0
         ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(task.address)(work.ctypes.data, 0)
         assert work["has_failed"] == has_failed

@@ -7,6 +7,9 @@ import pytest
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
+from quark_numba.compiling import jit
+from quark_numba.linear import granularity
+
 # A module, a name in it, and the parameters that are passed, if it is called.
 PARTS = [
     ("numba.core.ccallback", "CFunc", None),
@@ -45,3 +48,9 @@ def test_the_code_generator_gives_libraries():
         assert callable(getattr(library, name)), name
     assert len(cpu_target.target_context.codegen().magic_tuple()) == 3
     assert callable(cgutils.alloca_once)
+
+
+@pytest.mark.parametrize(("name", "error"), [("NO_FAULT", AssertionError), ("no_such_name", KeyError)])
+def test_a_compiled_function_takes_the_place_of_a_function_alone(name, error):
+    with pytest.raises(error):
+        jit.function(granularity.loop_shape, **{name: jit.inline(granularity.size_of)})

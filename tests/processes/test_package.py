@@ -1,5 +1,6 @@
 """The package as a whole: which modules an import loads, and which processors and folders the package needs."""
 
+import ast
 import inspect
 import json
 import os
@@ -26,6 +27,14 @@ REQUIREMENTS = [re.match(r"[\w-]+", each)[0] for each in _PROJECT["dependencies"
 def test_import_loads_neither_numba_nor_onnxruntime():
     code = "import quark_numba; from quark_numba import quantize, dequantize, register, get_library_path"
     assert processes.loaded(code, "numba", "onnxruntime", "onnxruntime_extensions", "onnx") == []
+
+
+def test_what_modules_define_has_its_value_there():
+    """No name at the top of a module is None, for others to set: a reader finds what it is."""
+    for path in Path(quark_numba.__file__).parent.rglob("*.py"):
+        for line in ast.parse(path.read_text(encoding="utf-8")).body:
+            value = getattr(line, "value", None) if isinstance(line, ast.Assign | ast.AnnAssign) else line
+            assert not (isinstance(value, ast.Constant) and value.value is None), f"{path}:{line.lineno}"
 
 
 WITHOUT = "import sys; sys.modules['onnxruntime'] = sys.modules['onnxruntime_extensions'] = None\n"

@@ -17,10 +17,8 @@ LANES = 64
 # larger, and 0 stays 0.
 EXPONENT = np.int64(0x7FF0000000000000)
 
-# Names in the templates that a compilation binds.
-step: Any = None  # _step
 
-
+@jit.inline
 def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
     """Add element i to the partial sums of a lane. One array holds all, so that the compiler sees that they do not overlap."""
     value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
@@ -61,9 +59,9 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
     whole = x.size // LANES * LANES
     for start in range(0, whole, LANES):
         for lane in range(LANES):
-            step(x, own, arrived, kept, lowest, highest, start + lane, lane, lanes)
+            _step(x, own, arrived, kept, lowest, highest, start + lane, lane, lanes)
     for lane in range(x.size - whole):
-        step(x, own, arrived, kept, lowest, highest, whole + lane, lane, lanes)
+        _step(x, own, arrived, kept, lowest, highest, whole + lane, lane, lanes)
     for field in range(8):
         sums[field] = 0.0
         for lane in range(LANES):
@@ -80,7 +78,22 @@ def add_up() -> Any:
     array = types.Array(types.float32, 1, "C", readonly=True)
     numbers = types.float64[::1]
     signature = types.void(array, array, array, array, types.float64, types.float64, numbers)
-    return jit.kernel(_add_up, "add_up", signature, step=jit.inline(_step))
+    return jit.kernel(_add_up, "add_up", signature)
+
+
+@jit.inline
+def _set_largest(largest: Any, at: int, x: Any, begin: int, rows: int, inner: int) -> None:
+    """Write to `largest`, from `at` on, the powers of two of the largest finite magnitudes of `inner` columns of x. Element
+    `begin` is the first one of the `rows` rows."""
+    largest[at : at + inner] = 0.0
+    for row in range(rows):
+        for column in range(inner):
+            magnitude = abs(x[begin + row * inner + column])
+            if (magnitude > largest[at + column]) & (magnitude < np.inf):
+                largest[at + column] = magnitude
+    bits = largest.view(np.int64)
+    for column in range(at, at + inner):
+        bits[column] &= EXPONENT
 
 
 def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: Any) -> int:
@@ -91,28 +104,14 @@ def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: 
     block, sub_block, max_shift, drop, length, inner = numbers
     count = 0
     below, least = 2.0 ** (-drop) * highest, 2.0 ** (-max_shift)
-    bits = largest.view(np.int64)
     for start in range(0, x.size, length * inner):
         for first in range(0, length, block):
             rows = min(block, length - first)
-            largest[:inner] = 0.0
-            for row in range(rows):
-                for column in range(inner):
-                    magnitude = abs(x[start + (first + row) * inner + column])
-                    if (magnitude > largest[column]) & (magnitude < np.inf):
-                        largest[column] = magnitude
-            for column in range(inner):
-                bits[column] &= EXPONENT
+            _set_largest(largest, 0, x, start + first * inner, rows, inner)
             for sub in range(0, rows, sub_block):
                 subs = min(sub_block, rows - sub)
-                largest[inner : 2 * inner] = 0.0
-                for row in range(subs):
-                    for column in range(inner):
-                        magnitude = abs(x[start + (first + sub + row) * inner + column])
-                        if (magnitude > largest[inner + column]) & (magnitude < np.inf):
-                            largest[inner + column] = magnitude
+                _set_largest(largest, inner, x, start + (first + sub) * inner, subs, inner)
                 for column in range(inner):
-                    bits[inner + column] &= EXPONENT
                     largest[inner + column] = max(largest[inner + column], largest[column] * least) * below
                 for row in range(subs):
                     for column in range(inner):
