@@ -12,9 +12,9 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.jit import unsigned
-from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
 
 # The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
 # columns, and the index in y of the first element.
