@@ -5,6 +5,7 @@ For example, the absolute value of a round trip of x0 + x1, where x1 has one ele
     [Load(0, "x0"), Apply(0), Apply(1), Apply(2), Store(6, "y")]
 
 Values are numbered as in a program: inputs 0 to 3 are x0, x1, the scale and the zero point, and the results of steps follow.
+Steps that round to block formats are loops, too, for ordinary blocks; for any others, such a step is a conversion.
 """
 
 from __future__ import annotations

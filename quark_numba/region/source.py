@@ -79,7 +79,7 @@ class ElementWriter:
                 return f"{self.name(value, row)} = {array}[{index}]"
             case Apply(number, way):
                 return f"{self.name(self._count + number, row)} = {self._expression(number, way, self.operands(number, row))}"
-            case Reduce(number):  # the first row has elements of y
+            case Reduce(number):  # the first row of a group has elements of y
                 (x,) = self.operands(number, row)
                 return f"m{row} = magnitude_of{number}({x}, {f'k{row}' if row else 'MAGNITUDE'})"
             case Store(value, array):
@@ -96,8 +96,8 @@ class ElementWriter:
         """Return the names of the elements of a step's operands."""
         return [self.name(operand, row) for operand in self._program.steps[number].given]
 
-    def has_reciprocal(self, number: int) -> bool:
-        """Return whether a step is a round trip with a quicker function. If it is, what lines with this take is added."""
+    def add_reciprocal(self, number: int) -> bool:
+        """Add what lines take that compute a step by a reciprocal. Return whether it is a round trip with such a function."""
         step = self._program.steps[number]
         if step.operator != ROUND_TRIP or not self._program.has_scalars(step):
             return False
@@ -149,7 +149,6 @@ class BlockWriter:
                 largest[i] = max(largest[i], max(m0, m1))
         left |= call(at[11], (largest.ctypes.data, least.ctypes.data, np.int64(columns)))
 
-
     Rows of the tile behind the last one with elements of y count as zeros. With sub-blocks, `maxima` has a row for each of
     them, and an anchor follows from its largest magnitude and `least`."""
 
@@ -196,20 +195,23 @@ class BlockWriter:
                     largest = f"maxima[i + {self._sub_block(row, begin)}]" if self._has_sub_blocks(do.step) else "least[i]"
                     lines.append(f"anchor = anchor_of{do.step}({largest}, least[i], drop{do.step})")
                 (stores if isinstance(do, Store) else lines).append(elements.line(do, row))
-        check = []
-        for number in (do.step for do in loop if isinstance(do, Reduce)):
-            magnitudes = [f"m{row}" for row in range(self.group)]
-            if self._has_sub_blocks(number):
-                rows = range(0, self.group, self.sub_block)
-                lines += [f"s{row} = {_largest(magnitudes[row : row + self.sub_block])}" for row in rows]
-                stores += [f"maxima[i + {self._sub_block(row, begin)}] = s{row}" for row in rows]
-                magnitudes = [f"s{row}" for row in rows]
-            stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
-            prepare = f"at[{self.count + FUNCTIONS + 2 * self.numbers.index(number)}]"
-            check = [f"left |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"]
+        check = [line for do in loop if isinstance(do, Reduce) for line in self._check(do.step, begin, lines, stores)]
         group = [f"{name} = {value}" for name, value in begin.items()]
         group += ["for i in range(columns):", *indented(lines + stores)]
         return ["for g in range(groups):", *indented(group), *check]
+
+    def _check(self, number: int, begin: dict[str, str], lines: list[str], stores: list[str]) -> list[str]:
+        """Return the line that checks the largest magnitudes for a step of blocks. What finds them, from those of a group's
+        rows, is added to the lines of a loop."""
+        magnitudes = [f"m{row}" for row in range(self.group)]
+        if self._has_sub_blocks(number):
+            rows = range(0, self.group, self.sub_block)
+            lines += [f"s{row} = {_largest(magnitudes[row : row + self.sub_block])}" for row in rows]
+            stores += [f"maxima[i + {self._sub_block(row, begin)}] = s{row}" for row in rows]
+            magnitudes = [f"s{row}" for row in rows]
+        stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
+        prepare = f"at[{self.count + FUNCTIONS + 2 * self.numbers.index(number)}]"
+        return [f"left |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"]
 
     def _has_sub_blocks(self, number: int) -> bool:
         blocks = self.formats[number][1]
@@ -282,14 +284,14 @@ class Writer:
     def _with_quicker(self, loop: Loop, elements: ElementWriter) -> Part:
         """Return a choice of a loop with the quicker function of its round trip and this one, if there is such a function."""
         for number in (do.step for do in loop if isinstance(do, Apply)):
-            if elements.has_reciprocal(number):
+            if elements.add_reciprocal(number):
                 quicker: Loop = [Apply(number, loops.BY_RECIPROCAL) if do == Apply(number) else do for do in loop]
                 return Choice(f"is_fast{number}", [quicker], [loop])
         return loop
 
 
 def _lines_of(parts: Sequence[Part], lines_of_one: Callable[[Any], list[str]]) -> list[str]:
-    """Return the lines of the parts of a plan. `lines_of_one` makes those of a loop or a conversion."""
+    """Return the lines of these parts. `lines_of_one` makes those of a loop or a conversion."""
     lines = []
     for part in parts:
         if isinstance(part, Choice):
