@@ -28,6 +28,11 @@ def indented(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
+def branch(condition: str, lines: list[str], others: list[str]) -> list[str]:
+    """Return the lines of an if statement and its else."""
+    return [f"if {condition}:", *indented(lines), "else:", *indented(others)]
+
+
 def tuple_of(items: Sequence[str]) -> str:
     """Return the source of a tuple. Of more than 30 items Python would make a list first, which Numba does not take in a
     branch."""

@@ -16,9 +16,10 @@ from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32
 from ..element_types.codecs import decoder, nearest, rounder, upper_bits_rounder
-from ..linear.arithmetic import has_reciprocal, reciprocal_converter
+from ..fake_quantization.arithmetic import converter as fake_converter
+from ..linear.arithmetic import converter, has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
-from .key import CAST, ROUND_TRIP, Input, Program, Step
+from .key import CAST, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 
 _f32 = np.float32
 
@@ -70,7 +71,12 @@ _WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
 
 
 def function(step: Step, inputs: tuple[Input, ...]) -> Any:
-    """Return the function of a step that is not a round trip: (operands that are present) -> value."""
+    """Return the function of a step that is not one of blocks: (operands that are present) -> value. That of fake quantization
+    takes x and what a `preparer` makes of the parameters."""
+    if step.operator == ROUND_TRIP:
+        return converter(round_trip_key(step, inputs))
+    if step.operator == FAKE_QUANTIZE:
+        return fake_converter(step.fake_key)
     if step.operator == CAST:
         assert step.operands[0] is not None
         return decoder(inputs[step.operands[0]].element_type)

@@ -12,13 +12,14 @@ from ..block.device import round_trip
 from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
 from ..compiling.intrinsics import record_at
-from ..compiling.text import function_of, indented, tuple_of
+from ..compiling.text import branch, function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
 from .gpu_loops import OF_BLOCKS as AXIS
 from .granularity import GPU_LOOPS as DIMENSIONS
 from .key import BLOCK_ROUND_TRIPS, Program
-from .source import Writer
+from .loops import Apply
+from .source import ElementWriter
 
 # The elements of a vector of float32. A thread computes as many elements of y, or a block.
 COUNT = VECTOR // 4
@@ -57,7 +58,7 @@ def kernel(program: Program) -> DeviceKernel:
     ValueError
         If blocks of the program have too many elements for registers.
     """
-    writer, work = Writer(program), work_of(program)
+    elements, work = ElementWriter(program), work_of(program)
     block = next((blocks.block for blocks in program.blocks), None)
     count, units = block or COUNT, 1 if block else COUNT
     names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
@@ -73,16 +74,12 @@ def kernel(program: Program) -> DeviceKernel:
         each = _reads_of(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
         if element_type.storage == dtype and count % COUNT == 0:
             vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
-            each = [
-                f"if is_vector and work.full & unsigned({1 << k}):",
-                f"    a{k} = array_at(work.x{k}, work.units, np.{dtype.name})",
-                f"    {', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}",
-                "else:",
-                *indented(each),
-            ]
+            whole = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
+            whole.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
+            each = branch(f"is_vector and work.full & unsigned({1 << k})", whole, each)
         lines += each
     y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
-    lines += [*_steps(writer, names, count), "y = array_at(work.y, work.units, np.float32)"]
+    lines += [*_steps(program, elements, count), "y = array_at(work.y, work.units, np.float32)"]
     if count % COUNT == 0:
         stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
         lines += ["if is_vector:", *indented([*stores, "return 0"])]
@@ -96,8 +93,8 @@ def kernel(program: Program) -> DeviceKernel:
         "if first >= work.units:",
         "    return 0",
     ]
-    text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *writer.once, *lines, "return 0"]), ""]
-    run_region = function_of("\n".join(text), __name__, __file__, names | writer.names)
+    text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *elements.once, *lines, "return 0"]), ""]
+    run_region = function_of("\n".join(text), __name__, __file__, names | elements.names)
     return DeviceKernel(__name__, run_region, program.name, work, units)
 
 
@@ -142,7 +139,7 @@ def _reads_of(k: int, block: int) -> list[str]:
     """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
     whole = [f"i{k} + unsigned({j}) * work.step{k}_{AXIS}" for j in range(block)]
     short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{AXIS}" for j in range(block)]
-    return [f"if rows == unsigned({block}):", *indented(_reads(k, whole)), "else:", *indented(_reads(k, short))]
+    return branch(f"rows == unsigned({block})", _reads(k, whole), _reads(k, short))
 
 
 def _index(k: int | str, place: str) -> str:
@@ -150,26 +147,20 @@ def _index(k: int | str, place: str) -> str:
     return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(DIMENSIONS))
 
 
-def _steps(writer: Writer, names: dict[str, Any], count: int) -> list[str]:
-    """Return the lines that compute all steps for the elements of a thread. Functions of steps of blocks are added to `names`.
-    Steps between those are computed element by element."""
-    program, lines = writer.program, []
-    inputs = [[f"x{k}"] * count if x.is_scalar else [f"e{k}_{j}" for j in range(count)] for k, x in enumerate(program.inputs)]
-    values = inputs + [[f"v{number}_{j}" for j in range(count)] for number in range(len(program.steps))]
-    results = values[len(inputs) :]
-    operands = [[values[operand] for operand in step.operands if operand is not None] for step in program.steps]
+def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
+    """Return the lines that compute all steps for the elements of a thread. Functions of steps of blocks are added to the names
+    of `elements`. Steps between those are computed element by element."""
+    lines = []
     is_of_blocks = [step.operator in BLOCK_ROUND_TRIPS for step in program.steps]
-    for of_blocks, numbers in itertools.groupby(range(len(results)), is_of_blocks.__getitem__):
+    for of_blocks, numbers in itertools.groupby(range(len(program.steps)), is_of_blocks.__getitem__):
         together = [*numbers]
         if not of_blocks:
-            for j in range(count):
-                for number in together:
-                    expression = writer.expression(number, [elements[j] for elements in operands[number]])
-                    lines.append(f"{results[number][j]} = {expression}")
+            lines += [elements.line(Apply(number), j) for j in range(count) for number in together]
             continue
         for number in together:
-            names[f"round{number}"] = round_trip(*program.steps[number].block_format)
-            (x,), y = operands[number], results[number]
+            elements.names[f"round{number}"] = round_trip(*program.steps[number].block_format)
+            x = [name for j in range(count) for name in elements.operands(number, j)]
+            y = [elements.name(len(program.inputs) + number, j) for j in range(count)]
             lines.append(f"{', '.join(y)}, = round{number}({tuple_of(x)})")
             # A single element stays as it is.
             lines.append(f"{y[0]} = {x[0]} if work.units == unsigned(1) and work.rows == unsigned(1) else {y[0]}")

@@ -14,9 +14,8 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
-from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
 from .key import MOST_INPUTS, Program
-from .source import TILE, Writer
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, TILE, Writer
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14

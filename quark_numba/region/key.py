@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..block.granularity import MOST_ROWS, Blocks
@@ -81,6 +81,11 @@ class Step(NamedTuple):
     attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
+    def given(self) -> list[int]:
+        """The operands that are not omitted."""
+        return [operand for operand in self.operands if operand is not None]
+
+    @property
     def axis(self) -> int:
         """The axis of a round trip's scales, or of blocks."""
         return int(dict(self.attributes)["axis"])
@@ -144,6 +149,10 @@ class Program(NamedTuple):
         """Their blocks."""
         return [blocks for _, blocks in (step.block_format for step in self.block_steps)]
 
+    def has_scalars(self, step: Step) -> bool:
+        """Return whether the parameters of a step, which are inputs, have one element each."""
+        return all(self.inputs[parameter].is_scalar for parameter in step.given[1:])
+
     def uses(self) -> Iterator[tuple[int, int | None]]:
         """Yield, for each use of an input, its number and its role there, as in `axes`."""
         for step in self.steps:
@@ -165,41 +174,19 @@ def parse(text: str) -> Program:
         graph = parser.parse_graph(text)
     except parser.ParseError as error:
         raise ValueError(f"program is not in ONNX's textual syntax: {error}") from None
-    streams = [x for x in graph.input if not x.type.tensor_type.shape.dim]
-    for what, given, most in (
-        ("inputs", graph.input, MOST_INPUTS),
-        ("inputs of more than one element", streams, MOST_STREAMS),
-        ("steps", graph.node, MOST_STEPS),
-    ):
-        if len(given) > most:
-            raise ValueError(f"program has {len(given)} {what}; expected at most {most}")
-    if not graph.node:
-        raise ValueError("program has no steps")
     numbers: dict[str, int] = {}
-    inputs = []
+    inputs: list[Input] = []
+    steps: list[Step] = []
+    _refuse("program", _size_checks(graph))
     for value in graph.input:
-        element_type = find(value.type.tensor_type.elem_type)
-        if element_type is None or value.name in numbers:
-            raise ValueError(f"program has an input {value.name} that is there twice, or of no known element type")
-        dimensions = [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
-        if dimensions not in ([], [1]):
-            raise ValueError(f"program has an input {value.name} of shape {dimensions}; expected [1], or none")
+        inputs.append(_input(value, numbers))
         numbers[value.name] = len(numbers)
-        inputs.append(Input(element_type, dimensions == [1]))
-    steps = []
     for node in graph.node:
         steps.append(_step(node, inputs, numbers))
-        if node.output[0] in numbers:
-            raise ValueError(f"program gives {node.output[0]} twice")
+        _refuse("program", [node.output[0] in numbers and f"gives {node.output[0]} twice"])
         numbers[node.output[0]] = len(numbers)
-    used = {operand for step in steps for operand in step.operands}
-    for name, number in list(numbers.items())[:-1]:
-        if number not in used:
-            raise ValueError(f"program does not use {name}")
-    if [value.name for value in graph.output] != [next(reversed(numbers))]:
-        raise ValueError("program has other outputs than what its last step gives")
     program = Program(tuple(inputs), tuple(steps))
-    _check_uses(program, list(numbers))
+    _refuse("program", _use_checks(program, [*numbers], [value.name for value in graph.output]))
     return program
 
 
@@ -213,78 +200,104 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) -> Step:
+def _input(value: onnx.ValueInfoProto, numbers: Mapping[str, int]) -> Input:
+    has, tensor = f"has an input {value.name}", value.type.tensor_type
+    element_type, dimensions = find(tensor.elem_type), [dimension.dim_value for dimension in tensor.shape.dim]
+    if element_type is None or value.name in numbers:
+        raise ValueError(f"program {has} that is there twice, or of no known element type")
+    _refuse("program", [dimensions not in ([], [1]) and f"{has} of shape {dimensions}; expected [1], or none"])
+    return Input(element_type, dimensions == [1])
+
+
+def _step(node: onnx.NodeProto, inputs: list[Input], numbers: Mapping[str, int]) -> Step:
     from onnx import helper
 
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    where = f"program step {', '.join(node.output)} = {operator}"
-    fewest, most = OPERANDS.get(node.op_type, (0, 0))
-    if not most or node.domain != DOMAINS.get(node.op_type, ""):
-        raise ValueError(f"{where} is unknown; expected one of {', '.join(OPERANDS)}")
-    if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
-        raise ValueError(f"{where} has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output")
-    defaults: Mapping[str, Any] = _DEFAULTS.get(node.op_type, {})
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    for name, value in attributes.items():
-        if isinstance(value, bytes) and isinstance(defaults.get(name), str):
-            attributes[name] = value.decode("utf-8", "replace")
-        elif name not in defaults or isinstance(defaults[name], str) or not isinstance(value, (int, float)):
-            raise ValueError(f"{where} has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}")
-    for name in node.input:
-        if name and name not in numbers:
-            raise ValueError(f"{where} has the operand {name}, which nothing before it gives")
-    step = Step(
-        node.op_type,
-        tuple(numbers[name] if name else None for name in node.input),
-        tuple(sorted((dict(defaults) | attributes).items())),
-    )
-    if step.operator == FAKE_QUANTIZE:
-        try:
-            form = FORMS[step.fake_key.form]
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if len(step.operands) != 1 + len(form.parameters) or None in step.operands:
-            raise ValueError(f"{where} has {len(step.operands)} operands; expected x, {', '.join(form.parameters)}")
-    if step.operator in BLOCK_ROUND_TRIPS:
-        try:
-            _, blocks = step.block_format
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
-        if step.axis >= 0 or blocks.block > MOST_ROWS:
-            raise ValueError(
-                f"{where} has axis {step.axis} and block_size {blocks.block}; expected an axis below 0, counted from the last "
-                f"one, and at most {MOST_ROWS}"
-            )
-    to = dict(step.attributes).get("to")
-    if step.operator == CAST and (type(to) is not int or to != FLOAT32.number or (step.operands[0] or 0) >= len(inputs)):
-        raise ValueError(f"{where} is no cast of an input to {FLOAT32.number}, float32")
-    for index, operand in enumerate(step.operands):
-        if operand is None or operand >= len(inputs):
-            if operand is not None and step.operator == ROUND_TRIP and index:
-                raise ValueError(f"{where} has a scale or a zero point that is the result of a step; expected inputs")
-            continue
-        element_type, is_scalar = inputs[operand]
-        if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
-            raise ValueError(f"{where} has the operand {node.input[index]}, of one element")
-        is_zero_point = step.operator == ROUND_TRIP and index == 2
-        allowed = ZERO_POINTS if is_zero_point else CASTS if step.operator == CAST else (FLOAT32,)
-        if element_type not in allowed:
-            raise ValueError(f"{where} has the operand {node.input[index]} of element type {element_type.name}")
-        if step.operator == ROUND_TRIP and index and not is_scalar and step.axis >= 0:
-            raise ValueError(f"{where} has several scales, and no axis below 0, counted from the last one")
+    where = f"program step {', '.join(node.output)} = {f'{node.domain}::' if node.domain else ''}{node.op_type}"
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    _refuse(where, _node_checks(node, given, numbers))
+    texts = {name: value.decode("utf-8", "replace") for name, value in given.items() if isinstance(value, bytes)}
+    attributes = tuple(sorted({**_DEFAULTS.get(node.op_type, {}), **given, **texts}.items()))
+    step = Step(node.op_type, tuple(numbers.get(name) for name in node.input), attributes)
+    try:
+        checks = [*_format_checks(step), *_operand_checks(step, inputs, node.input)]
+    except (TypeError, ValueError) as error:  # the attributes select no format
+        raise ValueError(f"{where}: {error}") from None
+    _refuse(where, checks)
     return step
 
 
-def _check_uses(program: Program, names: list[str]) -> None:
-    """Raise ValueError if an input has several roles, such as a scale and an operand, or scales along two axes; or if there are
-    blocks of several sizes or along several axes."""
+# What is wrong, or False, for each check. The first one that finds something is reported.
+Checks = Iterable[str | bool]
+
+
+def _refuse(where: str, checks: Checks) -> None:
+    for fault in checks:
+        if fault:
+            raise ValueError(f"{where} {fault}")
+
+
+def _size_checks(graph: onnx.GraphProto) -> Checks:
+    streams = [x for x in graph.input if not x.type.tensor_type.shape.dim]
+    sizes = {"inputs": (graph.input, MOST_INPUTS), "inputs of more than one element": (streams, MOST_STREAMS)}
+    for what, (given, most) in {**sizes, "steps": (graph.node, MOST_STEPS)}.items():
+        yield len(given) > most and f"has {len(given)} {what}; expected at most {most}"
+    yield not graph.node and "has no steps"
+
+
+def _node_checks(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: Mapping[str, int]) -> Checks:
+    (fewest, most), defaults = OPERANDS.get(node.op_type, (0, 0)), _DEFAULTS.get(node.op_type, {})
+    is_known = most and node.domain == DOMAINS.get(node.op_type, "")
+    yield not is_known and f"is unknown; expected one of {', '.join(OPERANDS)}"
+    is_complete = len(node.output) == 1 and fewest <= len(node.input) <= most and "" not in node.input[:fewest]
+    yield not is_complete and f"has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output"
+    for name, value in attributes.items():
+        fits = name in defaults and isinstance(value, bytes if isinstance(defaults[name], str) else (int, float))
+        yield not fits and f"has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}"
+    for name in node.input:
+        yield name != "" and name not in numbers and f"has the operand {name}, which nothing before it gives"
+
+
+def _format_checks(step: Step) -> Checks:
+    """Yield the checks of attributes. Raises TypeError or ValueError if they select no format."""
+    if step.operator == FAKE_QUANTIZE:
+        names, count = FORMS[step.fake_key.form].parameters, len(step.operands)
+        is_complete = count == 1 + len(names) and None not in step.operands
+        yield not is_complete and f"has {count} operands; expected x, {', '.join(names)}"
+    if step.operator in BLOCK_ROUND_TRIPS:
+        block, most = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MOST_ROWS}"
+        fits = step.axis < 0 and block <= MOST_ROWS
+        yield not fits and f"has axis {step.axis} and block_size {block}; expected {most}"
+
+
+def _operand_checks(step: Step, inputs: list[Input], names: Sequence[str]) -> Checks:
+    is_cast, to = step.operator == CAST, dict(step.attributes).get("to")
+    fits = type(to) is int and to == FLOAT32.number and step.given[0] < len(inputs)
+    yield is_cast and not fits and f"is no cast of an input to {FLOAT32.number}, float32"
+    for index, operand in enumerate(step.operands):
+        is_parameter = step.operator == ROUND_TRIP and index > 0
+        if operand is None or operand >= len(inputs):
+            yield is_parameter and "has a scale or a zero point that is the result of a step; expected inputs"
+            continue
+        element_type, is_scalar = inputs[operand]
+        yield step.operator in BLOCK_ROUND_TRIPS and is_scalar and f"has the operand {names[index]}, of one element"
+        allowed = ZERO_POINTS if is_parameter and index == 2 else CASTS if is_cast else (FLOAT32,)
+        yield element_type not in allowed and f"has the operand {names[index]} of element type {element_type.name}"
+        has_many = is_parameter and not is_scalar
+        yield has_many and step.axis >= 0 and "has several scales, and no axis below 0, counted from the last one"
+
+
+def _use_checks(program: Program, names: list[str], outputs: list[str]) -> Checks:
+    """Yield the checks of how values are used. An input has one role, such as a scale or an operand, and blocks have one size
+    and lie along one axis."""
+    used = {operand for step in program.steps for operand in step.operands}
+    for number, name in enumerate(names[:-1]):
+        yield number not in used and f"does not use {name}"
+    yield outputs != names[-1:] and "has other outputs than what its last step gives"
     kinds = {(step.axis, step.block_format[1].block) for step in program.block_steps}
-    if len(kinds) > 1:
-        raise ValueError(f"program has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one")
+    yield len(kinds) > 1 and f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"
     axes = program.axes
     for operand, axis in program.uses():
-        if axis != axes[operand]:
-            raise ValueError(f"program uses {names[operand]} in two ways; expected an input for each")
+        yield axis != axes[operand] and f"uses {names[operand]} in two ways; expected an input for each"
 
 
 def _attribute(value: float | str) -> str:

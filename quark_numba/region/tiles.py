@@ -12,9 +12,9 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.jit import unsigned
-from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
 
 # The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
 # columns, and the index in y of the first element.
@@ -80,24 +80,56 @@ def load(
             target += width * itemsize
 
 
+@jit.expand
+def _store(work: Any, column: int, n: int, index: int, rows: int, width: int, tile: int) -> None:
+    """Write a run of columns of the tile to y."""
+    source, target = tile + column * 4, work.y + index * 4
+    for _ in range(rows):
+        copy_bytes(source, target, n * 4)
+        source += width * 4
+        target += work.inner * 4
+
+
+@jit.expand
+def _columns_of(work: Any, index: int) -> Any:
+    """Return (the rows of the blocks, the first row, the blocks along an axis, the first column, the column behind the last) of
+    a chunk. It has whole blocks alone, or the short ones at the end of an axis."""
+    block = work.block
+    down, rest = divmod(work.length, block)
+    outer = work.size // (work.length * work.inner)
+    rows, columns, above = block, outer * down * work.inner, np.int64(0)
+    whole = -(-columns // _columns_a_chunk(block, block))
+    if index >= whole:
+        index -= whole
+        rows, columns, above, down = rest, outer * work.inner, down * block, np.int64(1)
+    a_chunk = _columns_a_chunk(block, rows)
+    return rows, above, down, index * a_chunk, min((index + 1) * a_chunk, columns)
+
+
+@jit.expand
+def _set_runs(work: Any, runs: Any, start: int, n: int, above: int, down: int) -> int:
+    """Write the runs of the n columns from `start` on, and return the number of words. `above` and `down` are the first row and
+    the blocks along an axis."""
+    inner = work.inner
+    done = at = 0
+    while done < n:
+        blocks_above, column = divmod(start + done, inner)
+        o, b = divmod(blocks_above, down)
+        m = min(inner - column, n - done)
+        runs[at], runs[at + 1], runs[at + 2] = done, m, (o * work.length + above + b * work.block) * inner + column
+        at += _RUN_WORDS
+        done += m
+    return at
+
+
 def chunk(work_address: int, index: int) -> None:
     """Do chunk `index` of a node's work, on a thread of ONNX Runtime.
 
     A column is a block of y, and columns are numbered through all of y. A tile is a number of columns, stored row by row: there
     is a buffer for each input of more than one element, and one for y."""
     work = record_at(work_address, WORK)
-    count, block, length, inner = work.count, work.block, work.length, work.inner
-    width = _width(block)
-    down, rest = divmod(length, block)
-    outer = work.size // (length * inner)
-    rows, columns, above = block, outer * down * inner, np.int64(0)
-    whole = -(-columns // _columns_a_chunk(block, block))
-    if index >= whole:
-        index -= whole
-        rows, columns, above, down = rest, outer * inner, down * block, np.int64(1)
-    a_chunk = _columns_a_chunk(block, rows)
-    first, last = index * a_chunk, min((index + 1) * a_chunk, columns)
-
+    count, width = work.count, _width(work.block)
+    rows, above, down, first, last = _columns_of(work, index)
     words = count + FUNCTIONS + 2 * work.formats
     addresses = array_at(stack(words), words, np.int64)
     functions = array_at(work.functions, 2 * work.formats, np.int64)
@@ -111,47 +143,34 @@ def chunk(work_address: int, index: int) -> None:
     tile = tile_rows * width * 8
     runs_at = (work.streams + 1) * tile + work.buffers_size
     spare_at = runs_at + width * _RUN_WORDS * 8
-    room = allocate(spare_at + min(width, inner) * work.lanes * 8)
+    room = allocate(spare_at + min(width, work.inner) * work.lanes * 8)
     if room == 0:
         work.has_failed = 1
         return
-    y_buffer, runs = room, array_at(room + runs_at, width * _RUN_WORDS, np.int64)
+    runs, spare = array_at(room + runs_at, width * _RUN_WORDS, np.int64), room + spare_at
     addresses[count + ROOM] = room + (work.streams + 1) * tile
     for start in range(first, last, width):
         n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
-        done = run_count = 0
-        while done < n:
-            blocks_above, column = divmod(start + done, inner)
-            o, b = divmod(blocks_above, down)
-            m = min(inner - column, n - done)
-            at = run_count * _RUN_WORDS
-            runs[at], runs[at + 1], runs[at + 2] = done, m, (o * length + above + b * block) * inner + column
-            run_count += 1
-            done += m
+        run_words = _set_runs(work, runs, start, n, above, down)
         buffer = room + tile
         for k in range(count):
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
                 is_full = (full >> k) & 1 == 1
-                for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+                for at in range(0, run_words, _RUN_WORDS):
                     column, m, first_index = runs[at], runs[at + 1], runs[at + 2]
                     if work.lanes > 1:
-                        spare = room + spare_at
                         load_lanes(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer, spare)
                     else:
                         load(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer)
                 buffer += tile
-        call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
-        for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+        call(work.run, (addresses.ctypes.data, room, tile_rows * width))
+        for at in range(0, run_words, _RUN_WORDS):
             if work.lanes > 1:
-                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, y_buffer)
-                continue
-            source, target = y_buffer + runs[at] * 4, work.y + runs[at + 2] * 4
-            for _ in range(rows):
-                copy_bytes(source, target, runs[at + 1] * 4)
-                source += width * 4
-                target += inner * 4
+                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, room)
+            else:
+                _store(work, runs[at], runs[at + 1], runs[at + 2], rows, width, room)
     if addresses[count + HAS_FAILED]:
         work.has_failed = 1
     release(room)

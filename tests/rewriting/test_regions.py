@@ -36,6 +36,18 @@ from quark_numba.element_types import find
 from quark_numba.region.arithmetic import _PLAIN, _WITH_ATTRIBUTES
 from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.region.loops import (
+    BY_ANCHOR,
+    UNCHANGED,
+    Apply,
+    Choice,
+    Conversion,
+    Load,
+    Reduce,
+    Store,
+    exact_parts,
+    quick_parts,
+)
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.regions import MERGED
@@ -258,61 +270,79 @@ def test_real_models_have_regions(variant):
 SHAPES = [(2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 1), (4,), (2, 1, 1), (1,), ()]
 
 
+class RandomGraph:
+    """Nodes and constants that are drawn one after the other. `values` are the shapes of all values by name. The nodes are
+    mostly round trips, or mostly `blocks` of one format and steps that may leave them unchanged."""
+
+    def __init__(self, draw):
+        self.draw, self.random = draw, np.random.default_rng(draw(st.integers(0, 2**32)))
+        self.constants, self.nodes = floats(low=-1, high=2), []
+        self.values = {"x": (2, 3, 4), "z": self.one_of(SHAPES)}
+        self.block = self.one_of(["BFP16", "BFP16", *BFP, *MX])
+        kinds = [ROUND_TRIP] * 12 + ["blocks"] * 6 + STEPS, ["blocks"] * 6 + ["Relu", "Mul", "Add", "Clip"]
+        self.kinds = self.one_of(kinds)
+
+    def one_of(self, choices):
+        return self.draw(st.sampled_from(choices))
+
+    def add_constant(self, name):
+        self.values[name] = self.one_of(SHAPES)
+        self.constants.append(constant(name, self.random.normal(0, 2, self.values[name]), np.float32))
+
+    def add_node(self, name):
+        """Add a node that gives the value `name`, of one of the last values or x."""
+        recent = [*list(self.values)[-2:], list(self.values)[-1], "x"]
+        source, what = self.one_of(recent), self.one_of(self.kinds)
+        shape = self.values[source]
+        if what == "blocks":
+            if len(shape) < 2:
+                source, shape = "x", self.values["x"]
+            node = block_node(source, name, self.one_of([self.block] * 8 + [*BFP, *MX]), self.one_of([1] * 4 + [0, -1]))
+        elif what == ROUND_TRIP:
+            node = self.round_trip(source, name)
+        elif what in BINARY:
+            other = self.one_of(recent)
+            together = np.broadcast_shapes(shape, self.values[other])
+            if what == "PRelu" and together != shape:
+                return
+            shape, node = together, f"{name} = {what} ({source}, {other})"
+        else:
+            bounds = self.one_of(["", ", low", ', "", high', ", low, high"]) if what == "Clip" else ""
+            node = f"{name} = {what} ({source}{bounds})"
+        self.nodes += parsed(node)
+        self.values[name] = shape
+
+    def round_trip(self, source, name):
+        """Return the node of a round trip with one scale, or with scales along an axis."""
+        shape, zeros = self.values[source], oracle.dtype(self.one_of(TYPES))
+        axis = self.draw(st.integers(0, len(shape) - 1)) if shape and self.draw(st.integers(0, 3)) == 0 else None
+        own = () if axis is None else (shape[axis],)
+        self.constants.append(constant(f"{name}_scale", self.random.choice(np.float32([0.05, 0.25, 1.0, 3.0]), own)))
+        self.constants.append(constant(f"{name}_zero", np.full(own, self.one_of([0, 0, 1])).astype(zeros)))
+        attributes = f"axis = {axis or 0}, block_size = 0, saturate = 1"
+        return f"{name} = quark_numba.{ROUND_TRIP} <{attributes}> ({source}, {name}_scale, {name}_zero)"
+
+
 @st.composite
 def graphs(draw):
     """Return a random model and its feeds. The model has chains, diamonds and fan-out of all steps and types, with every
     broadcast, constants, and outputs in the middle."""
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    initializers, nodes = [], []
-    values = {"x": (2, 3, 4), "z": draw(st.sampled_from(SHAPES))}
-    inputs = dict(values)
-    # A graph has mostly round trips, or mostly blocks of one kind and steps that may leave them unchanged.
-    block = draw(st.sampled_from(["BFP16", "BFP16", *BFP, *MX]))
-    kinds = draw(st.sampled_from([[ROUND_TRIP] * 12 + ["blocks"] * 6 + STEPS, ["blocks"] * 6 + ["Relu", "Mul", "Add", "Clip"]]))
-    half = draw(st.sampled_from(SHAPES))
+    graph = RandomGraph(draw)
+    random, inputs, half = graph.random, dict(graph.values), graph.one_of(SHAPES)
     if draw(st.booleans()):
-        nodes += parsed("from_half = Cast <to = 1> (h)")
-        values["from_half"] = half
+        graph.nodes += parsed("from_half = Cast <to = 1> (h)")
+        graph.values["from_half"] = half
     for i in range(draw(st.integers(0, 3))):
-        values[f"c{i}"] = draw(st.sampled_from(SHAPES))
-        initializers.append(constant(f"c{i}", random.normal(0, 2, values[f"c{i}"]), np.float32))
+        graph.add_constant(f"c{i}")
     for i in range(draw(st.integers(6, 14))):
-        recent = [*list(values)[-2:], list(values)[-1], "x"]
-        source = draw(st.sampled_from(recent))
-        shape = values[source]
-        what = draw(st.sampled_from(kinds))
-        if what == "blocks":
-            if len(shape) < 2:
-                source, shape = "x", values["x"]
-            name, axis = draw(st.sampled_from([block] * 8 + [*BFP, *MX])), draw(st.sampled_from([1] * 4 + [0, -1]))
-            nodes.append(block_node(source, f"v{i}", name, axis))
-        elif what == ROUND_TRIP:
-            name = draw(st.sampled_from(TYPES))
-            axis = draw(st.integers(0, len(shape) - 1)) if shape and draw(st.integers(0, 3)) == 0 else None
-            own = () if axis is None else (shape[axis],)
-            zero_point = np.full(own, draw(st.sampled_from([0, 0, 1]))).astype(oracle.dtype(name))
-            initializers += [constant(f"s{i}", random.choice(np.float32([0.05, 0.25, 1.0, 3.0]), own))]
-            initializers.append(constant(f"p{i}", zero_point))
-            attributes = f"axis = {axis or 0}, block_size = 0, saturate = 1"
-            nodes += parsed(f"v{i} = quark_numba.{what} <{attributes}> ({source}, s{i}, p{i})")
-        elif what in BINARY:
-            other = draw(st.sampled_from(recent))
-            if what == "PRelu" and (len(values[other]) > len(shape) or np.broadcast_shapes(shape, values[other]) != shape):
-                continue
-            shape = np.broadcast_shapes(shape, values[other])
-            nodes += parsed(f"v{i} = {what} ({source}, {other})")
-        else:
-            bounds = draw(st.sampled_from(["", ", low", ', "", high', ", low, high"])) if what == "Clip" else ""
-            nodes += parsed(f"v{i} = {what} ({source}{bounds})")
-        values[f"v{i}"] = shape
-    initializers += floats(low=-1, high=2)
-    assume(nodes)
-    produced = [node.output[0] for node in nodes]
+        graph.add_node(f"v{i}")
+    assume(graph.nodes)
+    produced = [node.output[0] for node in graph.nodes]
     outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
-    known = draw(st.sampled_from([True, True, True, False]))  # blocks of unknown shapes are not merged
+    known = graph.one_of([True, True, True, False])  # blocks of unknown shapes are not merged
     graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
     graph_inputs.append(("h", "float16", half))
-    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, opset=18)
+    source = model(graph.nodes, graph_inputs, sorted(outputs), initializers=graph.constants, opset=18)
     special = random.choice(SPECIAL, 24).reshape(2, 3, 4) if draw(st.booleans()) else random.normal(0, 3, (2, 3, 4))
     feeds = {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
     return source, feeds | {"h": random.normal(0, 3, half).astype(np.float16)}
@@ -709,6 +739,32 @@ def test_wrong_programs(program, message):
 def test_other_inputs_than_those_of_the_program(types, message):
     with pytest.raises(RuntimeException, match=rf"quark_numba: {message} \(node 'the_node'\)"):
         exact_session(region_model(PROGRAM, types, [None] * len(types)))
+
+
+def test_the_list_of_loops():
+    """Blocks stay as they are behind a Clip whose bounds are values of their format: then one loop replaces two."""
+    add = [Load(0, "x0"), Load(1, "x1"), Apply(0), Store(2, "y")]
+    assert exact_parts(parse(ADD)) == ([add], 0)
+    blocks = "com.amd.quark.BFPQuantizeDequantize <axis: int = -2>"
+    lines = [f"v0 = {blocks} (x0)", "v1 = Clip (v0, x1, x2)", f"v2 = {blocks} (v1)", "y = Neg (v2)"]
+    program = parse(f"region (float x0, float[1] x1, float[1] x2) => (float y) {{ {' '.join(lines)} }}")
+    assert exact_parts(program) == (
+        [
+            Conversion(0, "x0", "b0"),
+            [Load(3, "b0"), Apply(1), Store(4, "b1")],
+            Conversion(2, "b1", "b0"),
+            [Load(5, "b0"), Apply(3), Store(6, "y")],
+        ],
+        2,
+    )
+    first, choice = quick_parts(program)[0]
+    assert first == [Load(0, "x0"), Reduce(0)]
+    start = [Load(0, "x0"), Apply(0, BY_ANCHOR), Apply(1)]
+    assert choice == Choice(
+        "is_closed2(x1, x2)",
+        [[*start, Apply(2, UNCHANGED), Apply(3), Store(6, "y")]],
+        [[*start, Reduce(2), Store(4, "b0")], [Load(4, "b0"), Apply(2, BY_ANCHOR), Apply(3), Store(6, "y")]],
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
 from ...region.arithmetic import input_dtypes
-from ...region.block_source import group_size
 from ...region.calls import check_layout
 from ...region.dispatch import TABLE
 from ...region.granularity import FIRST_OF_Y, NO_FAULT, OPERAND, Operands
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
+from ...region.loops import group_size
 from ...region.source import Writer
 from . import context
 from .context import MAX_RANK
