@@ -125,7 +125,7 @@ TABLE = {
             "target": CHOICE,
             "cpu": CHOICE,
             "optimize": FLAG,
-            "standard_ops": FLAG,
+            "qdq": CHOICE,
         },
     ),
     "optimize": (
@@ -142,9 +142,9 @@ TABLE = {
     ),
     "register": (
         {"session_options": onnxruntime.SessionOptions()},
-        {"session_options": [5, None, Nothing()], "backend": CHOICE, "standard_ops": FLAG},
+        {"session_options": [5, None, Nothing()], "backend": CHOICE, "qdq": CHOICE},
     ),
-    "reference_ops": ({}, {"standard_ops": FLAG}),
+    "reference_ops": ({}, {"qdq": [*CHOICE, "onnxruntime"]}),
     "register_schemas": ({}, {}),
     "get_library_path": ({}, {}),
     "quantize": (

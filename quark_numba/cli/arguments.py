@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..checks import QDQ
 from ..compiling.threads import MOST_THREADS
-from ..rewriting.qdq import CHOICES
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -109,7 +109,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_qdq(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--qdq",
-        choices=CHOICES,
+        choices=QDQ,
         default="auto",
         help="how ONNX's own quantization nodes run: in float, as onnxruntime runs them, or on integers where that is faster "
         "(default: %(default)s)",

@@ -19,12 +19,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
+from ..checks import Qdq
 from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
 from ..ort import Backend
 from ..ort.providers import others_than_cpus
-from ..rewriting.qdq import Qdq
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.artifact import Artifact
@@ -83,12 +83,12 @@ def create_session(
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile, "providers": providers}
     if optimized and optimized.source:
-        is_float = qdq == "float" and not others_than_cpus(providers or [])
-        how |= {"has_own_operators": True, "standard_ops": is_float, "fuses_integers": True}
+        how |= {"has_own_operators": True, "qdq": "auto" if others_than_cpus(providers or []) else qdq, "fuses_integers": True}
         return create_session_of(optimized.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
-    needs_standard_ops = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
-    return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=needs_standard_ops, **how)
+    if any(counted.needs_float_qdq for counted in nodes):
+        qdq = "float"
+    return create_session_of(path, str(path), has_own_operators=has_own_operators, qdq=qdq, **how)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def node_cases():
     for domain in ("com.amd.quark", ""):
         for operator in OPERATORS.newest(domain):
             for row in filter(None, operator.formats.values()):
-                if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
+                if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.FLOAT_QDQ_RELEASE):
                     yield pytest.param(operator.operation, row, domain, id=f"{operator.full_name}-{row.name}")
 
 
@@ -221,7 +221,7 @@ def test_node_stays_within_its_tensors(operation, row, domain):
         attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
         node = session(
             one_node(operation, row.name, domain=domain, attributes=attributes, opset=21 if domain else 25),
-            standard_ops=not domain,
+            qdq="auto" if domain else "float",
         )
         x_type = np.float32 if operation == "quantize" else row.dtype
         feeds = {"x": np.zeros(x_shape, x_type), "scale": np.zeros(scale_shape, np.float32)}
