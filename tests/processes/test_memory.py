@@ -38,6 +38,7 @@ from quark_numba.block.formats import mx_format
 from quark_numba.block.granularity import Blocks, block_shape
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
+from quark_numba.dialects import mct, openvino, qonnx
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import Loop, loop_shape
@@ -310,10 +311,10 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
 
 
 def dialect_nodes():
-    """Yield every operator of fake quantization, of tables and of NVIDIA's, under its newest name, with a function that
+    """Yield every operator of QONNX's, MCT's, OpenVINO's and NVIDIA's, under its newest name, with a function that
     returns a random node for a seed: its inputs, the outputs and a model."""
-    for operator in OPERATORS:
-        if operator.family in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
+    for operator in (*qonnx.OPERATORS, *mct.OPERATORS, *openvino.OPERATORS):
+        if not operator.newer_name:
             yield pytest.param(functools.partial(of_qonnx_or_mct, operator), id=operator.name)
     for name in (*nvidia_nodes.ORACLES, *nvidia_nodes.OWN):
         yield pytest.param(functools.partial(of_nvidia, name), id=name)
