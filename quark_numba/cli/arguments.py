@@ -121,7 +121,6 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     add_data(parser)
-    parser.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
     add_threads(parser)
     add_providers(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")

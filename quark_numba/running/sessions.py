@@ -21,7 +21,7 @@ from ..element_types import find
 from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
-from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
+from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, register
 from ..ort.providers import operators_for, others_than_cpus, providers_of
 from ..rewriting.optimize import optimized
 
@@ -33,7 +33,6 @@ def create_session(
     name: str,
     *,
     has_own_operators: bool,
-    backend: Backend | None = None,
     threads: int = 0,
     qdq: Qdq = "auto",
     fuses_integers: bool = False,
@@ -70,7 +69,7 @@ def create_session(
         # its own operators, which lack these types.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     if has_own_operators or qdq == "float":
-        register(options, backend=backend, qdq=qdq)
+        register(options, qdq=qdq)
     content = source if isinstance(source, bytes) else named_in_utf8(source)
     with errors_named(name, with_type=False):
         session = onnxruntime.InferenceSession(content, options, providers=chosen, disable_fallback=True)

@@ -13,7 +13,7 @@ import onnxruntime
 
 from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
 from ..errors import ModelError, reason_of
-from ..ort import FLOAT_QDQ, TENSORS_FOLDER, Backend, entry, register
+from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
 from ..ort.providers import available, operators_for, others_than_cpus
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
 
@@ -87,10 +87,10 @@ class SessionRequest(NamedTuple):
         """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
         return self.qdq == "float" or (self.qdq == "auto" and bool(entry(self.options, FLOAT_QDQ)))
 
-    def register(self, backend: Backend | None = None) -> SessionRequest:
+    def register(self) -> SessionRequest:
         """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
         qdq = "auto" if self.written_operators == "standard" else self.qdq
-        return self._replace(is_native=register(self.options, backend=backend, qdq=qdq) == "native")
+        return self._replace(is_native=register(self.options, qdq=qdq) == "native")
 
     def facts(self) -> dict[str, Any]:
         """Return what the model that a session gets depends on, besides its files, for JSON."""

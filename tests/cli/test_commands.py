@@ -191,13 +191,12 @@ def files(tmp_path):
         ([BF16, "--data", "{}/truncated.npz"], "truncated.npz: not a file of numbers"),
         ([BF16, "--dim", "x[0]=99999999999999"], r"input x of shape \[99999999999999, 3, 1, 1\]"),
         ([BF16, "--dim", "?=48", "--reference", "{}/other_inputs.onnx"], "the reference has an input scale; the model has x"),
-        (["{}/axis.onnx", "--dim", "x[0]=2", "--backend", "extensions"], "ExtendedQuantizeLinear: axis is 1, out of range"),
+        (["{}/axis.onnx", "--dim", "x[0]=2"], "ExtendedQuantizeLinear: axis is 1, out of range"),
         ([BF16, "--data", "{}/text.npz"], "text.npz: not a file of numbers"),
         ([BF16, "--data", "{}/other.npz"], "no array named x; it has other"),
         ([BF16, "--data", "{}/shape.npz"], r"shape.npz: input x has shape \(3,\); the model takes"),
         ([BF16, "--data", "{}/dtype.npz"], "dtype.npz: input x is float64; the model takes"),
         ([BF16, "--dim", "n=3"], r"no free dimension is named n; the model has: x\[0\], x\[2\] or \?"),
-        ([BF16, "--backend", "extensions"], r"tensor\(bfloat16\).*ExtendedQuantizeLinear"),
         (["{}/bfloat16.onnx"], r"input zero_point is a tensor\(bfloat16\): there are no random"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -289,9 +288,9 @@ def test_warmup(arguments, after, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
 
-def test_no_native_backend(terminal, monkeypatch):
+def test_no_native_backend(terminal, monkeypatch, tmp_path):
     monkeypatch.setattr("quark_numba.ort.native.REGISTRY.library", (None, "there is a reason"))
-    assert "error: there is a reason" in terminal.error("run", BF16, "--backend", "native")
+    assert "error: there is a reason" in terminal.error("build-library", BF16, "--as-written", "-o", tmp_path)
 
 
 def test_warmup_refuses(terminal):
