@@ -33,9 +33,10 @@ from marks import sizes
 from onnx import helper
 from onnx_models import feeds_of, model, one_node
 from paths import MODELS
+from rewritten_models import operators
 from text_graphs import text_model
 
-from quark_numba import ModelError, build_library
+from quark_numba import ModelError, build_library, optimize
 from quark_numba.cli import main
 from quark_numba.library import build, targets
 from quark_numba.models import model_files
@@ -406,6 +407,21 @@ def test_a_folder_in_the_place_of_a_file(name, tmp_path):
     with pytest.raises(ModelError, match=rf"{name}: Is a directory"):
         build_library(small(tmp_path), tmp_path / "out")
     assert [each.name for each in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_models_are_optimized_with_qdq(tmp_path, monkeypatch):
+    """The library gets ONNX's own operators with "float" alone."""
+    path, jobs, written = MODELS / "textline_cls_a8w8.onnx", [], {}
+    monkeypatch.setattr(build, "_needs", lambda models, qdq: [])
+    monkeypatch.setattr(build, "_compile", lambda job, name: jobs.append(job))
+    monkeypatch.setattr(targets, "link", lambda command, name, work, library: library.touch())
+    for qdq in ("auto", "float", "onnxruntime"):
+        build_library(path, tmp_path / qdq, qdq=qdq)
+        written[qdq] = onnx.load(tmp_path / qdq / path.name)
+        assert operators(written[qdq]) == operators(optimize(path, qdq=qdq))
+    assert [job.has_qdq for job in jobs] == [False, True, False]
+    assert "QuantizeLinear" in operators(written["onnxruntime"])
+    assert "QuantizeLinear" not in operators(written["float"])
 
 
 def test_a_folder_named_like_a_file_of_tensors(tmp_path, monkeypatch):
