@@ -87,8 +87,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
         If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
-        for a model without a path; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but
-        is no number.
+        for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
+        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """

@@ -404,6 +404,8 @@ def test_registering_again_with_another_qdq():
         assert quark_numba.register(options, qdq=qdq) == "native"
     with pytest.raises(ValueError, match="qdq is 'onnxruntime', but session_options are registered with 'float' already"):
         quark_numba.register(options, qdq="onnxruntime")
+    with pytest.raises(ValueError, match="qdq is 'onnxruntime', but session_options are registered with 'float' already"):
+        quark_numba.InferenceSession(source, options, qdq="onnxruntime")
     options.register_custom_ops_library(quark_numba.get_library_path())
     onnxruntime.InferenceSession(source.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
