@@ -130,10 +130,11 @@ def test_nothing_asks_for_the_class_of_an_operator():
 def assert_families_are_in_their_places(root, families):
     """A family has a folder, a module in ort/nodes, and a row in the map. The catalog and the layers name it."""
     package = root / "quark_numba"
-    layers = re.search(r'name = "layers"\n.*?layers = \[(.*?)\]', (root / "pyproject.toml").read_text(), re.DOTALL)[1]
+    settings, page = (path.read_text(encoding="utf-8") for path in (root / "pyproject.toml", package / "README.md"))
+    layers = re.search(r'name = "layers"\n.*?layers = \[(.*?)\]', settings, re.DOTALL)[1]
     assert {path.parent.name for path in package.glob("*/kernels.py")} == families
     assert {path.stem for path in (package / "ort" / "nodes").glob("*.py")} - {"__init__", "context"} == families
-    assert {*re.findall(r"^\| `quark_numba/(\w+)/` \| family: ", (package / "README.md").read_text(), re.MULTILINE)} == families
+    assert {*re.findall(r"^\| `quark_numba/(\w+)/` \| family: ", page, re.MULTILINE)} == families
     assert families <= {*re.findall(r"\w+", layers)}
 
 
@@ -144,7 +145,7 @@ def test_families_are_in_their_places():
 @pytest.mark.slow
 @pytest.mark.compiled
 def test_a_new_family(tmp_path):
-    """Two places have the code of a family, and three name it."""
+    """Two places have the code of a family, and three name it. The layers hold, and a session runs its operator."""
     toy_family.add_to_copy(ROOT, tmp_path)
     assert_families_are_in_their_places(tmp_path, {"toy", *(operator.family for operator in OPERATORS)})
     assert len(toy_family.LINES) == 3

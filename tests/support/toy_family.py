@@ -137,8 +137,8 @@ def add_to_copy(root, folder):
         (folder / "quark_numba" / name).parent.mkdir(exist_ok=True)
         (folder / "quark_numba" / name).write_text(source)
     for name, added in LINES.items():
-        text = (folder / name).read_text()
+        text = (folder / name).read_text(encoding="utf-8")
         for before, line in added:
             assert text.count(before) == 1, before
             text = text.replace(before, before + line)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
