@@ -58,7 +58,9 @@ def bound_session(
 
 def _native(case: Case) -> Callable[[], object]:
     domain = "com.amd.quark" if case.is_extended else ""
-    return _bound(case, domain, lambda options: quark_numba.register(options, backend="native", standard_ops=not domain))
+    return _bound(
+        case, domain, lambda options: quark_numba.register(options, backend="native", qdq="auto" if domain else "float")
+    )
 
 
 def _native_per_tensor(case: Case) -> Callable[[], object]:

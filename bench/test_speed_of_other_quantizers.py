@@ -20,7 +20,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
         session = InferenceSession(quantized(name), options, keep_initializers_as_inputs=False)
     else:
         if contender == AS_WRITTEN:
-            register(options, standard_ops="NVFP4" in name)  # ONNX Runtime lacks DequantizeLinear of float4
+            register(options, qdq="float" if "NVFP4" in name else "auto")  # ONNX Runtime lacks DequantizeLinear of float4
         source = models_of_quantizers.float_model(name) if contender == FLOAT else quantized(name)
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     return partial(session.run, None, inputs(name))

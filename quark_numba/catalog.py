@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from .block.operators import ROUND_TRIPS as _BLOCK_ROUND_TRIPS
+from .block import operators as block
 from .declaration import Operator
 from .dialects import mct, nvidia, openvino, qonnx, quark
-from .fake_quantization.operators import OPERATORS as _FAKE_QUANTIZATION
-from .linear.operators import OPERATORS as _LINEAR
-from .linear.versions import LATEST_OPSET, OWN_DOMAIN
-from .region.operators import OPERATORS as _REGION
+from .fake_quantization import operators as fake_quantization
+from .linear import operators as linear
+from .linear.versions import LATEST_OPSET
+from .normalization import operators as normalization
+from .recurrent import operators as recurrent
+from .region import operators as region
 
 # QuantizeLinear and DequantizeLinear in ONNX Runtime's own domain are the same operators as in ONNX's domain.
 _ALIASES = {"com.microsoft": ""}
@@ -85,8 +87,10 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-# ONNX's own operators, those that `optimize` writes, and those of each dialect.
-_FAMILIES = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
-_OWN = [operator for operator in _FAMILIES if operator.domain in ("", OWN_DOMAIN)]
+# The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare the others.
+_FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region)
+_DIALECTS = (qonnx, mct, nvidia, openvino)
+_OF_FAMILIES = [operator for family in _FAMILIES for operator in family.OPERATORS]
+_OF_DIALECTS = [operator for dialect in _DIALECTS for operator in dialect.OPERATORS]
 
-OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS, *openvino.OPERATORS))
+OPERATORS = Catalog((*_OF_FAMILIES, *quark.older_names(_OF_FAMILIES), *_OF_DIALECTS))

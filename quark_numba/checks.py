@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
+
+# Who runs ONNX's own QuantizeLinear and DequantizeLinear. "float": this package, in float, as they are written. "onnxruntime":
+# ONNX Runtime, which may fuse them into integer operators. "auto": what is best, or what was chosen before.
+Qdq = Literal["auto", "float", "onnxruntime"]
+QDQ: tuple[Qdq, ...] = get_args(Qdq)
 
 
 def refuse(name: str, value: object, expected: str, kind: type[Exception] = TypeError) -> NoReturn:

@@ -19,7 +19,7 @@ import report
 import quark_numba
 from quark_numba import cli
 from quark_numba.library import targets
-from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
+from quark_numba.ort.c_api import FIRST_RELEASE, FLOAT_QDQ_RELEASE
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
@@ -219,8 +219,8 @@ LOWER_BOUNDS = dict(each.partition(",")[0].split(">=") for each in DEPENDENCIES)
 
 
 def wrong_bounds(text):
-    """Return the releases of ONNX Runtime that a text asks for, without those of the project and of `standard_ops`."""
-    expected = {LOWER_BOUNDS["onnxruntime"], ".".join(map(str, STANDARD_OPS_RELEASE))}
+    """Return the releases of ONNX Runtime that a text asks for, without those of the project and of `qdq` = "float"."""
+    expected = {LOWER_BOUNDS["onnxruntime"], ".".join(map(str, FLOAT_QDQ_RELEASE))}
     return set(re.findall(r"\bONNX\s+Runtime\s+(\d[\d.]*\d)\s+or\s+(?:later|newer)", text)) - expected
 
 

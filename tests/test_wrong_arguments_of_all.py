@@ -38,7 +38,7 @@ TYPE = ["nonsense", "", 2.5, Nothing()]
 ARRAY = ["text", [None], Nothing(), [[1], [1, 2]]]
 FUNCTION = [5, "module:function", Nothing()]
 
-OF_ARRAYS = {"x": ARRAY, "axis": [*INTEGER, 2, -3], "rechunk": FLAG, "out": ["text", 5, Nothing(), np.zeros(3, np.float32)]}
+OF_ARRAYS = {"x": ARRAY, "axis": [*INTEGER, 2, -3], "out": ["text", 5, Nothing(), np.zeros(3, np.float32)]}
 OF_BLOCKS = OF_ARRAYS | {"block_size": [*INTEGER, -1], "rounding_mode": CHOICE}
 OF_BFP = OF_BLOCKS | {
     "bfp_method": CHOICE,
@@ -125,7 +125,7 @@ TABLE = {
             "target": CHOICE,
             "cpu": CHOICE,
             "optimize": FLAG,
-            "standard_ops": FLAG,
+            "qdq": CHOICE,
         },
     ),
     "optimize": (
@@ -142,9 +142,9 @@ TABLE = {
     ),
     "register": (
         {"session_options": onnxruntime.SessionOptions()},
-        {"session_options": [5, None, Nothing()], "backend": CHOICE, "standard_ops": FLAG},
+        {"session_options": [5, None, Nothing()], "backend": CHOICE, "qdq": CHOICE},
     ),
-    "reference_ops": ({}, {"standard_ops": FLAG}),
+    "reference_ops": ({}, {"qdq": [*CHOICE, "onnxruntime"]}),
     "register_schemas": ({}, {}),
     "get_library_path": ({}, {}),
     "quantize": (
@@ -161,7 +161,7 @@ TABLE = {
     "bfp_quantize": ({"x": X}, {name: wrong for name, wrong in OF_BFP.items() if name != "out"}),
     "bfp_dequantize": (
         {"blocks": q.bfp_quantize(X)},
-        {name: OF_BFP[name] for name in ("bfp_method", "axis", "bit_width", "block_size", "sub_block_size", "rechunk")}
+        {name: OF_BFP[name] for name in ("bfp_method", "axis", "bit_width", "block_size", "sub_block_size")}
         | {"blocks": [5, None, Nothing(), X], "output_dtype": TYPE},
     ),
     "mx_quantize_dequantize": ({"x": X}, OF_BLOCKS | {"element_dtype": CHOICE}),
@@ -171,16 +171,15 @@ TABLE = {
     ),
     "mx_dequantize": (
         dict(zip(("codes", "scales"), q.mx_quantize(X), strict=True)),
-        {name: OF_BLOCKS[name] for name in ("axis", "block_size", "rechunk")}
-        | {"codes": ARRAY, "scales": ARRAY, "output_dtype": TYPE},
+        {name: OF_BLOCKS[name] for name in ("axis", "block_size")} | {"codes": ARRAY, "scales": ARRAY, "output_dtype": TYPE},
     ),
     "nvfp4_quantize": (
         {"x": X},
-        {name: OF_BLOCKS[name] for name in ("x", "axis", "block_size", "rechunk")} | {"tensor_scale": ARRAY},
+        {name: OF_BLOCKS[name] for name in ("x", "axis", "block_size")} | {"tensor_scale": ARRAY},
     ),
     "nvfp4_dequantize": (
         dict(zip(("codes", "scales"), q.nvfp4_quantize(X), strict=True)),
-        {name: OF_BLOCKS[name] for name in ("axis", "block_size", "rechunk")}
+        {name: OF_BLOCKS[name] for name in ("axis", "block_size")}
         | {"codes": ARRAY, "scales": ARRAY, "tensor_scale": ARRAY, "output_dtype": TYPE},
     ),
     "fake_quantize": (
@@ -212,14 +211,13 @@ TABLE = {
         | {f"{name}_zero_point": INTEGER for name in "xwrby"}
         | {"hidden_size": INTEGER, "direction": [], "layout": [*INTEGER, 2], "input_forget": [*INTEGER, 2]},
     ),
-    "pack": ({"array": X.astype("int8").astype(np.int8)}, {"array": ["text", 5, None, Nothing(), X], "rechunk": FLAG}),
+    "pack": ({"array": X.astype("int8").astype(np.int8)}, {"array": ["text", 5, None, Nothing(), X]}),
     "unpack": (
         {"packed": np.zeros(2, np.uint8), "shape": (4,), "dtype": "int4"},
         {
             "packed": ["text", 5, None, Nothing(), X],
             "shape": ["text", None, Nothing(), (-1,), (1.5,)],
             "dtype": TYPE,
-            "rechunk": FLAG,
         },
     ),
     "from_tensor_proto": (

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from ..checks import check_flags
 from ..compiling.threads import on_one_thread
 
 
@@ -64,7 +63,6 @@ def map_chunks(
     *,
     axis: int = 0,
     block: int = 1,
-    rechunk: bool = False,
     name: str = "x",
 ) -> tuple[Any, ...]:
     """Return one lazy array for each of `results`: the results of ``function(chunk of x, chunks of the operands...)``. The
@@ -75,10 +73,8 @@ def map_chunks(
     Raises
     ------
     ValueError
-        If a chunk of x ends within a block, unless `rechunk` moves its end to the end of the block; or if a chunk size that is
-        needed is unknown.
+        If a chunk of x ends within a block; or if a chunk size that is needed is unknown.
     """
-    check_flags(rechunk=rechunk)
     if not is_lazy(x, *(array for array, _, _ in operands)):
         made = function(x, *(array for array, _, _ in operands))
         return (made,) if len(results) == 1 else made
@@ -88,7 +84,7 @@ def map_chunks(
     if not is_lazy(x):
         x = da.from_array(x, chunks=-1)
     if x.ndim:
-        x = with_whole_blocks(x, axis, block, rechunk=rechunk, name=name)
+        _check_blocks_are_whole(x, axis, block, name)
     dimensions = tuple(range(x.ndim))
     arguments: list[Any] = [x, dimensions]
     for array, axes, per in operands:
@@ -106,22 +102,18 @@ def map_chunks(
     )
 
 
-def with_whole_blocks(x: Any, axis: int, block: int, *, rechunk: bool, name: str) -> Any:
-    """Return the dask array. No chunk of it ends within a block, except at the end of the array. `rechunk` moves wrong ends to
-    the ends of blocks. Raises ValueError if there are wrong ends without it."""
+def _check_blocks_are_whole(x: Any, axis: int, block: int, name: str) -> None:
+    """Raise ValueError if a chunk of a dask array ends within a block, and not at the end of the array."""
     chunks = x.chunks[axis]
     if block == 1 or len(chunks) == 1:
-        return x
+        return
     check_sizes(x, name, [axis])
     ends = np.cumsum(chunks).tolist()
-    wrong = [number for number, end in enumerate(ends) if end % block and end != ends[-1]]
-    if not wrong:
-        return x
-    if not rechunk:
-        chunk = f"chunk {wrong[0]} of {name} along axis {axis} ends at {ends[wrong[0]]}, within a block of {block}"
-        raise ValueError(f"{chunk}; expected ends at multiples of the block size, or rechunk=True")
-    ends = sorted({min(-(-end // block) * block, ends[-1]) for end in ends})
-    return x.rechunk({axis: tuple(np.diff([0, *ends]).tolist())})
+    for number, end in enumerate(ends):
+        if end % block and end != ends[-1]:
+            chunk = f"chunk {number} of {name} along axis {axis} ends at {end}, within a block of {block}"
+            call = f"{name}.rechunk({{{axis}: {-(-max(chunks) // block) * block}}})"
+            raise ValueError(f"{chunk}; expected ends at multiples of the block size: write {call}")
 
 
 def _numbers(chunks: Sequence[int], block: int | Fraction) -> tuple[int, ...]:

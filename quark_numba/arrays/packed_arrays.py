@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..checks import check_flags
 from ..element_types import ElementType, find, packing
 from ..element_types.operands import check_has_no_mask
 from ..element_types.packing import packed_size
@@ -20,16 +19,13 @@ from .chunks import Result, check_is_of_numpy, check_sizes, is_lazy, map_chunks
 from .labels import unlabelled
 
 
-def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
+def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Pack elements as ONNX does: the first one in the lowest bits of the first byte (onnx.proto, TensorProto.raw_data).
 
     Parameters
     ----------
     array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element per byte
         Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte are ignored.
-    rechunk : bool
-        Whether to move the end of a chunk of a dask array to the end of a packed byte. Default: a chunk that ends within a
-        byte is refused.
 
     Returns
     -------
@@ -39,9 +35,9 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid. The message names it and says what it is and what was expected.
+        If an argument is invalid, or a chunk of a dask array ends within a packed byte. The message names the argument and says
+        what it is and what was expected.
     """
-    check_flags(rechunk=rechunk)
     array = array_of(array, "array", None)
     if not is_lazy(array):
         return packing.pack(array)
@@ -58,15 +54,12 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
         lazy.reshape(-1),
         [Result(np.dtype(np.uint8), Fraction(8, bits))],
         block=math.lcm(8, bits) // bits,
-        rechunk=rechunk,
-        name="array",
+        name="array.reshape(-1)",
     )
     return packed
 
 
-def unpack(
-    packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int, *, rechunk: bool = False
-) -> NDArray[Any]:
+def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
     """Unpack elements from the bytes that `pack` returns, which are also those of ONNX's packed tensors.
 
     Parameters
@@ -76,15 +69,12 @@ def unpack(
     shape : int or sequence of int
     dtype : numpy dtype, name such as "int4", or TensorProto number
         One of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
-    rechunk : bool
-        As in `pack`, for chunks that end within an element.
 
     Returns
     -------
     ndarray of that shape in C order, with the type's dtype in ml_dtypes, one element per byte. If `packed` is a dask array, a
     lazy dask array. The errors are those of `pack`.
     """
-    check_flags(rechunk=rechunk)
     packed = unlabelled(packed)
     check_has_no_mask(packed, "packed")
     if not is_lazy(packed):
@@ -101,7 +91,6 @@ def unpack(
         packed,
         [Result(element_type.dtype, Fraction(element_type.bits, 8))],
         block=math.lcm(8, element_type.bits) // 8,
-        rechunk=rechunk,
         name="packed",
     )
     return elements[: math.prod(shape)].reshape(shape)

@@ -47,7 +47,6 @@ def bfp_quantize(
     sub_block_size: int = 2,
     sub_block_shift_bits: int = 1,
     convert_to_bfloat_before_bfp: int = 0,
-    rechunk: bool = False,
 ) -> BFPBlocks:
     """Return x in a block floating point format, as mantissas, exponents and shifts.
 
@@ -69,7 +68,7 @@ def bfp_quantize(
     function = functools.partial(_bfp_blocks, key, blocks, axis)
     byte = np.dtype(np.uint8)
     results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
-    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
+    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=blocks.block))
 
 
 @np.errstate(all="ignore")
@@ -99,7 +98,6 @@ def bfp_dequantize(
     block_size: int = 8,
     sub_block_size: int = 2,
     output_dtype: DTypeLike | str | int = "float32",
-    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raises
     TypeError or ValueError for invalid arguments."""
@@ -121,9 +119,7 @@ def bfp_dequantize(
     function = functools.partial(_bfp_values, axis, numbers, y.dtype)
     axes, results = tuple(range(mantissas.ndim)), [Result(y.dtype)]
     cuts = [Cut(exponents, axes, numbers.block), Cut(shifts, axes, numbers.sub_block)]
-    (values,) = map_chunks(
-        function, mantissas, results, cuts, axis=axis, block=numbers.block, rechunk=rechunk, name="mantissas"
-    )
+    (values,) = map_chunks(function, mantissas, results, cuts, axis=axis, block=numbers.block, name="mantissas")
     return values
 
 

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat, index
 from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..checks import check_flags
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
 from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
@@ -36,7 +35,6 @@ def bfp_quantize_dequantize(
     sub_block_shift_bits: int = 1,
     convert_to_bfloat_before_bfp: int = 0,
     out: NDArray[Any] | None = None,
-    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return x rounded to a block floating point format, as BFPQuantizeDequantize-1 of com.amd.quark rounds it.
 
@@ -66,9 +64,6 @@ def bfp_quantize_dequantize(
         1: round x to bfloat16 first.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
 
     Returns
     -------
@@ -83,7 +78,7 @@ def bfp_quantize_dequantize(
     given = locals()
     x_array, element_type = block_input(x)
     key, blocks = bfp_format(element_type, **attribute_values(given, BFP_ATTRIBUTES))
-    return convert(key, blocks, x_array, axis, out, rechunk)
+    return convert(key, blocks, x_array, axis, out)
 
 
 @keeps_labels
@@ -95,7 +90,6 @@ def mx_quantize_dequantize(
     block_size: int = 32,
     rounding_mode: str | int = "half_away",
     out: NDArray[Any] | None = None,
-    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return x rounded to a Microscaling format, as MXQuantizeDequantize-1 of com.amd.quark rounds it (OCP Microscaling
     Formats 1.0).
@@ -114,7 +108,7 @@ def mx_quantize_dequantize(
         The number of elements that share a scale. The last block along the axis may be shorter.
     rounding_mode : "half_away", "half_upward" or "half_even"
         How ties are rounded to int8, as in `bfp_quantize_dequantize`. Float types round ties to even.
-    axis, out, rechunk
+    axis, out
         As in `bfp_quantize_dequantize`.
 
     Returns
@@ -129,7 +123,7 @@ def mx_quantize_dequantize(
     given = locals()
     x_array, element_type = block_input(x)
     key, blocks = mx_format(element_type, **attribute_values(given, MX_ATTRIBUTES))
-    return convert(key, blocks, x_array, axis, out, rechunk)
+    return convert(key, blocks, x_array, axis, out)
 
 
 def attribute_values(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -159,15 +153,13 @@ def convert(
     x: NDArray[Any],
     axis: Any,
     out: NDArray[Any] | None,
-    rechunk: bool = False,
     tensor_scale: np.float32 = ONE,
 ) -> NDArray[Any]:
     """Return x rounded to a format, in `out` if there is one."""
     axis = axis_of(x.shape, axis)
-    check_flags(rechunk=rechunk)
     if is_lazy(x):
         check_no_output(out)
-        return _convert_chunks(key, blocks, x, axis, rechunk, tensor_scale)
+        return _convert_chunks(key, blocks, x, axis, tensor_scale)
     _, length, inner = block_shape(x.shape, axis, blocks.block)
     if x.flags.fnc:
         _, length, inner = block_shape(x.T.shape, ~axis, blocks.block)
@@ -179,13 +171,13 @@ def convert(
     return convert_in_order(round_blocks, x, key.x, out)
 
 
-def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool, tensor_scale: np.float32) -> Any:
+def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, tensor_scale: np.float32) -> Any:
     function = functools.partial(rounded_block, key, blocks, axis=axis, tensor_scale=tensor_scale)
     if x.npartitions == 1 or x.size == 1:
         function = functools.partial(convert, key, blocks, axis=axis, out=None, tensor_scale=tensor_scale)
     elif not any(length > 1 for length in x.shape):  # of no or of one element?
         check_sizes(x, "x", range(x.ndim))
-    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block, rechunk=rechunk)
+    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block)
     return y
 
 

@@ -90,6 +90,7 @@ def _operator(
         select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
         meaning=meaning,
         standard_form=standard,
+        runs_on_gpus=True,
     )
 
 
@@ -135,7 +136,7 @@ MX = _operator(
     standard_form.mx,
     _mx_stored,
 )
-OPERATORS = BFP, MX
+QUARKS = BFP, MX
 
 # By name: (type of x, attributes) -> what selects a kernel, and the numbers of the format.
 FORMATS: Mapping[str, Callable[..., tuple[Key, Blocks]]] = {BFP.name: bfp_format, MX.name: mx_format}
@@ -250,6 +251,7 @@ def _nvidia_operator(
         inputs=inputs if has_scale else inputs[:1],
         attributes=(axis, block_size, *attributes),
         faults={number: text for number, text in FAULTS.items() if number != SCALE or has_scale},
+        runs_on_gpus=True,
         **fields,
     )
 
@@ -279,4 +281,4 @@ def _infer_whole_blocks(
     return x, [length // block_size if i == axis and length is not None else length for i, length in enumerate(x.shape)]
 
 
-ROUND_TRIPS = tuple(map(_round_trip, NVIDIA_FORMATS))
+OPERATORS = (*QUARKS, *map(_round_trip, NVIDIA_FORMATS))

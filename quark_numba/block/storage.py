@@ -29,7 +29,6 @@ def mx_quantize(
     block_size: int = 32,
     rounding_mode: str | int = "half_away",
     scale_rule: str = "floor",
-    rechunk: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and scales of x in a Microscaling format (OCP Microscaling Formats 1.0).
 
@@ -40,7 +39,7 @@ def mx_quantize(
 
     Parameters
     ----------
-    x, element_dtype, axis, block_size, rounding_mode, rechunk
+    x, element_dtype, axis, block_size, rounding_mode
         As for `mx_quantize_dequantize`, except that a single element is quantized as a block of its own.
     scale_rule : "floor", "ceil", "even" or "rceil"
         How the scale follows from the largest magnitude m of a block, by the names of torchao's ScaleCalculationMode and, but
@@ -74,7 +73,7 @@ def mx_quantize(
     given = locals()
     x_array, element_type = block_input(x)
     key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(given, MX_ATTRIBUTES))
-    return codes_and_scales(key, blocks, x_array, axis, rechunk=rechunk)
+    return codes_and_scales(key, blocks, x_array, axis)
 
 
 @keeps_labels
@@ -85,16 +84,15 @@ def mx_dequantize(
     axis: int = 1,
     block_size: int = 32,
     output_dtype: DTypeLike | str | int = "float32",
-    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `mx_quantize`, in float32, float16 or bfloat16: code times scale, rounded
     once. Raises TypeError or ValueError for invalid arguments."""
-    return _values(codes, scales, None, tuple(MX_ELEMENT_TYPES.values()), axis, block_size, output_dtype, rechunk)
+    return _values(codes, scales, None, tuple(MX_ELEMENT_TYPES.values()), axis, block_size, output_dtype)
 
 
 @keeps_labels
 def nvfp4_quantize(
-    x: ArrayLike, tensor_scale: ArrayLike = 1.0, *, axis: int = 1, block_size: int = 16, rechunk: bool = False
+    x: ArrayLike, tensor_scale: ArrayLike = 1.0, *, axis: int = 1, block_size: int = 16
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and the scales of x in NVFP4, as TRT_FP4DynamicQuantize of TensorRT computes them.
 
@@ -105,7 +103,7 @@ def nvfp4_quantize(
 
     Parameters
     ----------
-    x, axis, block_size, rechunk
+    x, axis, block_size
         As for `mx_quantize`, and so are the shapes of the results and the errors. TensorRT cuts blocks along the last axis.
     tensor_scale : array_like of one float32
         NVIDIA's calibration takes the largest magnitude of a tensor, divided by 6 * 448.
@@ -118,7 +116,7 @@ def nvfp4_quantize(
     x_array, element_type = block_input(x)
     block_size = positive("block_size", index(block_size, "block_size"))
     key, blocks = NVIDIA_NVFP4.format(element_type, block_size, has_codes=True)
-    return codes_and_scales(key, blocks, x_array, axis, one(tensor_scale), rechunk=rechunk)
+    return codes_and_scales(key, blocks, x_array, axis, one(tensor_scale))
 
 
 @keeps_labels
@@ -130,22 +128,21 @@ def nvfp4_dequantize(
     axis: int = 1,
     block_size: int = 16,
     output_dtype: DTypeLike | str | int = "float32",
-    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `nvfp4_quantize`, in float32, float16 or bfloat16: code times the product of
     both scales. The products are rounded to float32, and the result to its type. Raises TypeError or ValueError for invalid
     arguments."""
-    return _values(codes, scales, one(tensor_scale), (FLOAT4E2M1,), axis, block_size, output_dtype, rechunk)
+    return _values(codes, scales, one(tensor_scale), (FLOAT4E2M1,), axis, block_size, output_dtype)
 
 
 def codes_and_scales(
-    key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE, *, rechunk: bool = False
+    key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and scales of an array of numpy or dask, for a key with codes."""
     axis = axis_of(x.shape, axis)
     function = functools.partial(_quantize_chunk, key, blocks, tensor_scale, axis)
     results = [Result(key.y.dtype), Result(key.scales.dtype, blocks.block)]
-    codes, scales = map_chunks(function, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
+    codes, scales = map_chunks(function, x, results, axis=axis, block=blocks.block)
     return codes, scales
 
 
@@ -168,7 +165,6 @@ def _values(
     axis: Any,
     block_size: Any,
     output_dtype: Any,
-    rechunk: bool,
 ) -> NDArray[Any]:
     """Return the values of codes and scales, and of the scale of the tensor if the format has one."""
     codes, scales = array(codes, "codes", None), array(scales, "scales", None)
@@ -180,7 +176,7 @@ def _values(
 
     function = functools.partial(_dequantize_chunk, element, tensor_scale, axis, block_size, y.name)
     cuts = [Cut(scales, tuple(range(codes.ndim)), block_size)]
-    (values,) = map_chunks(function, codes, [Result(y.dtype)], cuts, axis=axis, block=block_size, rechunk=rechunk, name="codes")
+    (values,) = map_chunks(function, codes, [Result(y.dtype)], cuts, axis=axis, block=block_size, name="codes")
     return values
 
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..checks import QDQ
 from ..compiling.threads import MOST_THREADS
-from ..rewriting.qdq import CHOICES
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -109,7 +109,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_qdq(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--qdq",
-        choices=CHOICES,
+        choices=QDQ,
         default="auto",
         help="how ONNX's own quantization nodes run: in float, as onnxruntime runs them, or on integers where that is faster "
         "(default: %(default)s)",
@@ -121,7 +121,6 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     add_data(parser)
-    parser.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
     add_threads(parser)
     add_providers(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .arguments import add_qdq
 from .printing import progress, tell
 
 
@@ -21,9 +22,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--cpu", metavar="NAME", help="native, or one or more of x86-64, x86-64-v2, -v3, -v4, with commas")
     parser.add_argument("--as-written", action="store_true", help="do not optimize the models")
-    parser.add_argument(
-        "--standard-ops", action="store_true", help="also replace ONNX Runtime's QuantizeLinear and DequantizeLinear"
-    )
+    add_qdq(parser)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -40,7 +39,7 @@ def _build(options: argparse.Namespace) -> int:
                 target=options.target,
                 cpu=options.cpu,
                 optimize=not options.as_written,
-                standard_ops=options.standard_ops,
+                qdq=options.qdq,
             )
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -23,7 +23,7 @@ from ..rewriting.onnx_runtime import has_operator, runs
 @dataclass(frozen=True)
 class QuantizationNodes:
     """The nodes of one operator and element type in a model. `run_by`: "quark_numba", "ONNX Runtime" or "nobody". ONNX's own
-    operators are run by this package, with ``standard_ops``, if ONNX Runtime's CPU provider lacks their type."""
+    operators are run by this package, with ``qdq="float"``, if ONNX Runtime's CPU provider lacks their type."""
 
     operator: str
     element_type: str
@@ -31,7 +31,7 @@ class QuantizationNodes:
     run_by: str
 
     @property
-    def needs_standard_ops(self) -> bool:
+    def needs_float_qdq(self) -> bool:
         return self.run_by == "quark_numba" and self.operator.startswith("ai.onnx::")
 
     @property

@@ -19,12 +19,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
+from ..checks import Qdq
 from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
-from ..ort import Backend
 from ..ort.providers import others_than_cpus
-from ..rewriting.qdq import Qdq
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.artifact import Artifact
@@ -50,19 +49,17 @@ _BLOCK = 5
 def optimized(
     path: str | Path,
     *,
-    backend: Backend | None = None,
     qdq: Qdq = "auto",
     cache: bool | str = False,
     providers: list[str] | None = None,
 ) -> Iterator[Artifact]:
-    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq`, `cache` and `providers` are as
-    there."""
+    """Yield the model as ``InferenceSession`` runs it. `qdq`, `cache` and `providers` are as there."""
     options = onnxruntime.SessionOptions()
     request = SessionRequest(path, options, providers, qdq, cache=cache, replaced=NOTHING_REPLACED)
     request.check()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
-        request = request.register(backend)
+        request = request.register()
     with get_or_build(request, model_files.Source.open(path)) as artifact:
         yield artifact
 
@@ -71,7 +68,6 @@ def create_session(
     path: str | Path,
     nodes: list[QuantizationNodes],
     *,
-    backend: Backend | None = None,
     threads: int = 0,
     qdq: Qdq = "auto",
     optimized: Artifact | None = None,
@@ -81,14 +77,14 @@ def create_session(
     """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
     of ONNX if ONNX Runtime cannot run them. `optimized`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
-    how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile, "providers": providers}
+    how: dict[str, Any] = {"threads": threads, "profile": profile, "providers": providers}
     if optimized and optimized.source:
-        is_float = qdq == "float" and not others_than_cpus(providers or [])
-        how |= {"has_own_operators": True, "standard_ops": is_float, "fuses_integers": True}
+        how |= {"has_own_operators": True, "qdq": "auto" if others_than_cpus(providers or []) else qdq, "fuses_integers": True}
         return create_session_of(optimized.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
-    needs_standard_ops = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
-    return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=needs_standard_ops, **how)
+    if any(counted.needs_float_qdq for counted in nodes):
+        qdq = "float"
+    return create_session_of(path, str(path), has_own_operators=has_own_operators, qdq=qdq, **how)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def _profile(options: argparse.Namespace) -> int:
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    how = {"backend": options.backend, "qdq": options.qdq, "providers": options.providers}
+    how = {"qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
         with progress(f"optimizing {options.model}"):
             optimized = stack.enter_context(measuring.optimized(options.model, **how, cache=options.cache))

@@ -141,12 +141,12 @@ def _load(
     for path, nodes, is_optimized in contenders:
         with progress(f"loading {path}{' optimized' * is_optimized}"):
             start = time.perf_counter()
-            how: dict[str, Any] = {"backend": options.backend, "providers": options.providers}
+            how: dict[str, Any] = {"threads": options.threads, "providers": options.providers}
             optimized = None
             if is_optimized:
-                optimized = stack.enter_context(measuring.optimized(path, cache=options.cache, **how))
+                optimized = stack.enter_context(measuring.optimized(path, cache=options.cache, providers=options.providers))
                 artifacts.append(optimized)
-            sessions.append(measuring.create_session(path, nodes, optimized=optimized, threads=options.threads, **how))
+            sessions.append(measuring.create_session(path, nodes, optimized=optimized, **how))
             name = path + ", optimized" * (is_optimized and not has_others)
             loads.append({"model": name, "load_seconds": time.perf_counter() - start})
     return sessions, loads, artifacts[0] if artifacts else None

@@ -14,7 +14,7 @@ _LEGEND = (
     "Numbers: the first version of the operator (for ONNX's own operators, the opset) that has the type with this type of "
     "scale, or the block format with this type of x. Where it "
     "runs: A, on arrays (in onnx's ReferenceEvaluator, and in a call if the operator has one); S, in sessions of the native "
-    "backend, for ONNX's own operators with standard_ops; E, in sessions of the extensions backend."
+    "backend, for ONNX's own operators with `qdq` float; E, in sessions of the extensions backend."
 )
 
 

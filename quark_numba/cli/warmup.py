@@ -16,56 +16,52 @@ _FORMS = ("serial", "parallel", "task")
 
 
 def add_parser(commands: Any) -> None:
-    from ..linear.versions import types
-
-    names = [element_type.name for element_type in types("quantize", "quantized")]
     parser = commands.add_parser("warmup", help="compile kernels into the cache before calls and sessions need them")
     parser.set_defaults(action=_warmup)
     parser.add_argument(
-        "--types",
-        nargs="+",
-        choices=names,
-        metavar="TYPE",
-        help="compile the kernels that quantize float32 to these types and back (default without --model: all types, and "
-        "Quark's normalization and LSTM layer): " + ", ".join(names),
-    )
-    parser.add_argument(
-        "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimized"
+        "--model",
+        metavar="FILE",
+        help="compile the kernels for sessions of this ONNX model, as it is and optimized (default: those that quantize "
+        "float32 to each type and back, and of Quark's normalization and LSTM layer)",
     )
 
 
 def _warmup(options: argparse.Namespace) -> int:
+    if options.model:
+        _compile_for_sessions(options.model)
+        return 0
+    _compile_for_all_types()
+    tell(
+        "dim",
+        "not covered",
+        "block formats, other quantizers' operators and optimized models, whose kernels depend on the model; see --model",
+    )
+    return 0
+
+
+def _compile_for_sessions(model: str) -> None:
+    from . import inventory, measuring
+
+    with progress("compiling"):
+        nodes = inventory.quantization_nodes(model)
+        measuring.create_session(model, nodes)
+        with measuring.optimized(model) as optimized:
+            measuring.create_session(model, nodes, optimized=optimized)
+
+
+def _compile_for_all_types() -> None:
     from ..catalog import OPERATORS
     from ..ort.operators import node_functions, table_of
 
-    types, families = options.types or [], []
-    if not options.types and not options.model:
-        types = list(
-            dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
-        )
-        families = _families_of_one_kernel()
-    with progress("compiling", len(_FORMS) * (2 * len(types) + len(families)) + bool(options.model)) as tick:
+    types = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
+    families = _families_of_one_kernel()
+    with progress("compiling", len(_FORMS) * (2 * len(types) + len(families))) as tick:
         for name in types:
             _compile_type(name, tick)
         for family in families:
             node_functions(family)
             for kernel in table_of(family).values():
                 _compile_forms(kernel, tick)
-        if options.model:
-            from . import inventory, measuring
-
-            nodes = inventory.quantization_nodes(options.model)
-            measuring.create_session(options.model, nodes)
-            with measuring.optimized(options.model) as optimized:
-                measuring.create_session(options.model, nodes, optimized=optimized)
-            tick()
-    if not options.model:
-        tell(
-            "dim",
-            "not covered",
-            "block formats, other quantizers' operators and optimized models, whose kernels depend on the model; see --model",
-        )
-    return 0
 
 
 def _families_of_one_kernel() -> list[str]:

@@ -66,6 +66,8 @@ class Operator(Schema):
     is_checked_at_load : bool
         Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
         operators with hundreds of nodes in a model are checked in the run instead.
+    runs_on_gpus : bool
+        Whether the family has kernels for NVIDIA's GPUs, and a module of its name in ``ort/gpu_nodes``.
     """
 
     family: str
@@ -83,6 +85,7 @@ class Operator(Schema):
     newer_name: str = ""
     uint8_holds: ElementType | None = None
     is_checked_at_load: bool = False
+    runs_on_gpus: bool = False
 
     def renamed(self, domain: str, name: str) -> Operator:
         """Return the same operator as older models name it."""
@@ -92,11 +95,6 @@ class Operator(Schema):
         """Return the name of a node's format, "?" if it is unknown. `types` has the name of each input's element type, None if
         it is unknown or the input is omitted."""
         return self.select_format(types, attributes) if self.select_format else next(iter(self.formats))
-
-    @property
-    def runs_on_gpus(self) -> bool:
-        """Whether the package has kernels of the operator for NVIDIA's GPUs, and nodes for them in ``ort/gpu_nodes``."""
-        return self.family in ("linear", "block", "region")
 
     @property
     def newest_name(self) -> str:

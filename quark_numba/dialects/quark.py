@@ -1,11 +1,10 @@
-"""The operators of AMD Quark, and the names that they have in older models."""
+"""The operators of AMD Quark, which families declare, under the names that they have in older models."""
 
 from __future__ import annotations
 
-from ..block.operators import OPERATORS as BLOCK
-from ..linear.operators import OPERATORS as LINEAR
-from ..normalization.operators import OPERATORS as NORMALIZATION
-from ..recurrent.operators import OPERATORS as RECURRENT
+from collections.abc import Iterable
+
+from ..declaration import Operator
 
 DOMAINS = _DOMAIN, _OLDER_DOMAIN = "com.amd.quark", "com.vai.quantize"
 
@@ -18,6 +17,8 @@ _NEWER_NAMES = {
     "MXFixNeuron": "MXQuantizeDequantize",
 }
 
-_own = {operator.name: operator for operator in (*LINEAR, *BLOCK, *NORMALIZATION, *RECURRENT) if operator.domain == _DOMAIN}
 
-OPERATORS = (*_own.values(), *(_own[newer].renamed(_OLDER_DOMAIN, name) for name, newer in _NEWER_NAMES.items()))
+def older_names(operators: Iterable[Operator]) -> list[Operator]:
+    """Return Quark's operators under their older names."""
+    newest = {operator.name: operator for operator in operators if operator.domain == _DOMAIN}
+    return [newest[newer].renamed(_OLDER_DOMAIN, name) for name, newer in _NEWER_NAMES.items()]

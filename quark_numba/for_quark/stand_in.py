@@ -43,7 +43,7 @@ def fill(module: ModuleType) -> None:
     from . import torch_operators
 
     operators = torch_operators.define()
-    REGISTRY.limit = frozenset(operator.domain for operator in quark.OPERATORS)
+    REGISTRY.limit = frozenset(quark.DOMAINS)
     for name in _MODULES:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(operators)

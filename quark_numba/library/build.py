@@ -15,7 +15,7 @@ from pathlib import Path
 import onnxruntime
 
 from ..catalog import OPERATORS
-from ..checks import check_flags, check_paths, check_texts, refuse
+from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, check_texts, refuse
 from ..compiling import helpers
 from ..dialects import quark
 from ..errors import ModelError, file_error, reraise_of_signal_handler
@@ -34,7 +34,7 @@ def build_library(
     target: str | None = None,
     cpu: str | None = None,
     optimize: bool = True,
-    standard_ops: bool = False,
+    qdq: Qdq = "auto",
 ) -> Path:
     """Write models, and one library with the operators that they need, for programs outside of Python: whatever uses ONNX
     Runtime registers the library with ``RegisterCustomOpsLibrary``.
@@ -60,10 +60,11 @@ def build_library(
         error. AArch64 has one choice.
     optimize : bool
         Whether the models are optimized. False: they stay as written.
-    standard_ops : bool
-        Whether the library also replaces ONNX Runtime's QuantizeLinear and DequantizeLinear, as `register` does it, and with
-        the same configuration entries. Models as written need it for types that ONNX Runtime's CPU provider lacks. The library
-        then needs ONNX Runtime 1.31 or later.
+    qdq : "auto", "float" or "onnxruntime"
+        Who runs ONNX's own QuantizeLinear and DequantizeLinear. The models are optimized with this argument, as by `optimize`.
+        "float": the library also replaces these two operators of ONNX Runtime, as `register` does it, and with the same
+        configuration entries. Models as written need it for types that ONNX Runtime's CPU provider lacks. The library then
+        needs ONNX Runtime 1.31 or later.
 
     Returns
     -------
@@ -76,14 +77,15 @@ def build_library(
         or in a frozen application, which has no Python for another process.
     RuntimeError
         If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
-        `standard_ops`.
+        `qdq` = "float".
     ValueError
-        If there is no model, if two have the same file name, if there is no such target or processor, or if `standard_ops`
-        comes without models.
+        If there is no model, if two have the same file name, if there is no such target or processor, or if `qdq` is not one of
+        the above, or is "float" without models.
     """
     check_paths(path="" if path is None else path)
     check_texts(target=target, cpu=cpu)
-    check_flags(optimize=optimize, standard_ops=standard_ops)
+    check_flags(optimize=optimize)
+    check_choices(QDQ, qdq=qdq)
     is_several = models is not None and not isinstance(models, (str, os.PathLike))
     if is_several and not (isinstance(models, Sequence) and all(isinstance(model, (str, os.PathLike)) for model in models)):
         refuse("models", models, "a path, or a sequence of paths, or None")
@@ -93,8 +95,8 @@ def build_library(
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
-    if standard_ops and not paths:
-        raise ValueError("standard_ops is True without models; expected models, whose nodes the library gets")
+    if qdq == "float" and not paths:
+        raise ValueError("qdq is 'float' without models; expected models, whose nodes the library gets")
     if getattr(sys, "frozen", False):
         raise ModelError("this is a frozen application, which has no Python to compile with; build libraries with Python")
     name, cpus = targets.check(target, cpu)
@@ -105,7 +107,7 @@ def build_library(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
-                return _build(paths, folder, Path(place), name, cpus, command, optimize, standard_ops)
+                return _build(paths, folder, Path(place), name, cpus, command, optimize, qdq)
         finally:
             for directory in new:
                 with suppress(OSError):  # it is not empty
@@ -124,7 +126,7 @@ def _build(
     cpus: Sequence[str],
     command: Sequence[str],
     optimize: bool,
-    standard_ops: bool,
+    qdq: Qdq,
 ) -> Path:
     """Build everything in `place`, and move it to the folder."""
     done, work = place / "done", place / "work"
@@ -132,15 +134,15 @@ def _build(
     work.mkdir()
     library = NAME + targets.TARGETS[name].suffix
     models = [done / str(i) / path.name for i, path in enumerate(paths)]
-    read = [file for path, to in zip(paths, models, strict=True) for file in _write(path, to, optimize)]
+    read = [file for path, to in zip(paths, models, strict=True) for file in _write(path, to, optimize, qdq)]
     files = [*done.glob("*/*"), done / library, done / _README]
     model_files.check_written([str(folder / file.name) for file in files], (), read, "another folder")
-    needs = _needs(models, standard_ops) if paths else _needs_of_quark()
+    needs = _needs(models, qdq) if paths else _needs_of_quark()
     for i, cpu in enumerate(cpus):
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
-        _compile(targets.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
+        _compile(targets.Job(machine, cpu, checks, i, len(cpus), needs, qdq == "float", str(part)), name)
     targets.link(command, name, work, done / library)
     text = _readme(library, [path.name for path in paths], name, " or ".join(cpus))
     (done / _README).write_text(text, encoding="utf-8")
@@ -149,12 +151,12 @@ def _build(
     return folder / library
 
 
-def _write(path: Path, to: Path, optimize: bool) -> list[str]:
+def _write(path: Path, to: Path, optimize: bool, qdq: Qdq) -> list[str]:
     """Write a model as programs use it, and return the files that were read."""
     to.parent.mkdir()
     source = model_files.Source.of(path)
     if optimize:
-        optimized(source).save(to)
+        optimized(source, qdq=qdq).save(to)
     else:
         model_files.save(source.whole(), to, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]
@@ -178,7 +180,7 @@ def _compile(job: targets.Job, name: str) -> None:
         raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")
 
 
-def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
+def _needs(models: Sequence[Path], qdq: Qdq) -> list[native.Need]:
     """Return the operators, types and attributes that the nodes of models need."""
     with native.REGISTRY.listing_needs() as needs:
         for model in models:
@@ -187,13 +189,13 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
             # With ONNX Runtime's optimizations nodes would be lost that other options keep.
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
-            register(options, backend="native", standard_ops=standard_ops)
+            register(options, backend="native", qdq=qdq)
             try:
                 onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
             except Exception as error:
                 reraise_of_signal_handler(error)
-                is_lacking = "Could not find an implementation" in str(error) and not standard_ops
-                hint = "; try --standard-ops (standard_ops=True)" if is_lacking else ""
+                is_lacking = "Could not find an implementation" in str(error) and qdq != "float"
+                hint = '; try --qdq float (qdq="float")' if is_lacking else ""
                 raise ModelError(f"{model.name}: ONNX Runtime refuses it: {error}{hint}") from error
         return [*needs]
 

@@ -282,7 +282,7 @@ EXPORT word REGISTER(word options, const void *const *base) {
     }
     for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
     if (release < FIRST_MINOR) {
-        const char *needs = "the library has ONNX's own operators, which needs ONNX Runtime " STANDARD_OPS_RELEASE " or later";
+        const char *needs = "the library has ONNX's own operators, which needs ONNX Runtime " FLOAT_QDQ_RELEASE " or later";
         return FAIL(api, needs, "; this is ", version);
     }
     const char *missing = lacking();

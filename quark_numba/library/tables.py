@@ -23,7 +23,7 @@ class Tables:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._domains = [domain for domain in OPERATORS.domains if domain or job.standard_ops]
+        self._domains = [domain for domain in OPERATORS.domains if domain or job.has_qdq]
         self._newest = [operator for domain in self._domains for operator in OPERATORS.newest(domain)]
         self.functions: dict[str, int] = {}
         self._arrays: list[str] = []
@@ -124,7 +124,7 @@ class Tables:
             "ORT_OP_ATTR_INT": c_api.ORT_OP_ATTR_INT,
             "UINT8_TYPE": c_api.element_type(UINT8),
             "DOMAINS": len(self._domains),
-            "FIRST_MINOR": c_api.STANDARD_OPS_RELEASE[1] if job.standard_ops else 0,
+            "FIRST_MINOR": c_api.FLOAT_QDQ_RELEASE[1] if job.has_qdq else 0,
             "MOST_ATTRIBUTES": max(len(operator.attributes) for operator in self._newest),
             "MOST_INPUTS": max(len(operator.inputs) for operator in self._newest),
             "MOST_OUTPUTS": max(len(operator.outputs) for operator in self._newest),
@@ -132,7 +132,7 @@ class Tables:
         }
         texts = {
             "FIRST_RELEASE": c_api.FIRST_RELEASE,
-            "STANDARD_OPS_RELEASE": ".".join(map(str, c_api.STANDARD_OPS_RELEASE)),
+            "FLOAT_QDQ_RELEASE": ".".join(map(str, c_api.FLOAT_QDQ_RELEASE)),
             "REGISTERED": REGISTERED,
             "CPU": job.cpu,
             "COMMAND": COMMAND,
@@ -143,7 +143,7 @@ class Tables:
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
             "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
-            "char *const ENTRIES": [_text(text) for entry in NO_FUSIONS.items() for text in entry if job.standard_ops] + ["0"],
+            "char *const ENTRIES": [_text(text) for entry in NO_FUSIONS.items() for text in entry if job.has_qdq] + ["0"],
             "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
             "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,

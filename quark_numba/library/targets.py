@@ -65,7 +65,7 @@ class Job(NamedTuple):
     place: int
     places: int
     needs: list[Need]
-    standard_ops: bool
+    has_qdq: bool
     folder: str
 
 

@@ -29,7 +29,6 @@ def quantize(
     precision: DTypeLike | str | int | None = None,
     opset: int | None = None,
     out: NDArray[Any] | None = None,
-    rechunk: bool = False,
 ) -> Conversion:
     """Return y = saturate(x / scale + zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and ExtendedQuantizeLinear-1
     of com.amd.quark compute it.
@@ -67,9 +66,6 @@ def quantize(
         version, and of ExtendedQuantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the dtype of the codes.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
 
     Returns
     -------
@@ -81,7 +77,7 @@ def quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out, rechunk)
+    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out)
     return check_arguments(Names(), "quantize", _version("quantize", opset), *arguments, *options)
 
 
@@ -96,7 +92,6 @@ def dequantize(
     output_dtype: DTypeLike | str | int | None = None,
     opset: int | None = None,
     out: NDArray[Any] | None = None,
-    rechunk: bool = False,
 ) -> Conversion:
     """Return y = (x - zero_point) * scale, as DequantizeLinear of ONNX, opset 10 to 28, and ExtendedDequantizeLinear-1 of
     com.amd.quark compute it.
@@ -119,7 +114,7 @@ def dequantize(
         version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
-    axis, block_size, rechunk
+    axis, block_size
         As in `quantize`.
 
     Returns
@@ -133,7 +128,7 @@ def dequantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     names, arguments = Names(dtype="output_dtype"), (x, scale, zero_point, axis, block_size, output_dtype)
-    return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out, rechunk=rechunk)
+    return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out)
 
 
 @planned
@@ -147,7 +142,6 @@ def quantize_dequantize(
     dtype: DTypeLike | str | int | None = None,
     saturate: bool = True,
     out: NDArray[Any] | None = None,
-    rechunk: bool = False,
 ) -> Conversion:
     """Return ``dequantize(quantize(x, scale, zero_point), scale, zero_point)``, computed in one step with the same bits. It is
     the operator QuantizeDequantizeLinear-1 of quark_numba.
@@ -159,7 +153,7 @@ def quantize_dequantize(
         In the shapes that `quantize` takes. Any number is valid, as there. With 0, all integer types give 0 or -0.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
-    zero_point, axis, block_size, dtype, saturate, rechunk
+    zero_point, axis, block_size, dtype, saturate
         As in `quantize`.
 
     Returns
@@ -172,7 +166,7 @@ def quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out, rechunk)
+    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out)
     return check_arguments(Names(), "quantize_dequantize", None, *arguments, *options)
 
 
@@ -189,7 +183,6 @@ def check_arguments(
     saturate: Any = True,
     precision: Any = None,
     out: Any = None,
-    rechunk: Any = False,
 ) -> Conversion:
     """Return the conversion of a call with these arguments, which have these names in messages. `dtype` specifies the type of
     the codes, or of y for "dequantize". Raises TypeError or ValueError if an argument is invalid."""
@@ -214,14 +207,14 @@ def check_arguments(
     y = codes if operation == "quantize" else FLOAT32
     if is_dequantize:
         y = element_type_of(scale_type.name if dtype is None else dtype, names.dtype, allowed("y"))
-    check_flags(saturate=saturate, rechunk=rechunk)
+    check_flags(saturate=saturate)
     precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
     if version:
         given = {"axis": axis, "block_size": block_size, "output_dtype": dtype, "saturate": saturate, "precision": precision}
         _check_attributes(version, given, names)
     key = select(operation, x_type, scale_type, codes, y, saturate=bool(saturate), precision=precision_type)
     axis, block_size = index(axis, "axis"), index(block_size, "block_size")
-    return Conversion(names, version, key, x, scale, zero_point, axis, block_size, out, rechunk)
+    return Conversion(names, version, key, x, scale, zero_point, axis, block_size, out)
 
 
 def _version(operation: Operation, opset: Any) -> Version | None:

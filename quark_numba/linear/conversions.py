@@ -42,7 +42,6 @@ class Conversion(NamedTuple):
     axis: int
     block_size: int
     out: NDArray[Any] | None = None
-    rechunk: bool = False
 
 
 def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
@@ -110,7 +109,7 @@ def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
 @np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the caller's settings
 def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
-    names, version, key, x, scale, zero_point, axis, block_size, out, _ = conversion
+    names, version, key, x, scale, zero_point, axis, block_size, out = conversion
     if is_lazy(x, scale, zero_point):
         check_no_output(out)
         return _convert_chunks(conversion)
@@ -131,7 +130,7 @@ def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
 
 
 def _convert_chunks(conversion: Conversion) -> Any:
-    names, version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
+    names, version, key, x, scale, zero_point, axis, block_size, _ = conversion
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size
     is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
@@ -154,7 +153,6 @@ def _convert_chunks(conversion: Conversion) -> Any:
         [Cut(scale, axes, block), Cut(zero_point, axes, block)],
         axis=axis if axes else 0,
         block=block,
-        rechunk=rechunk,
     )
     return y
 

@@ -124,6 +124,7 @@ class LinearOperator:
             standard_form=self.standard_form,
             attributes_of_shapes=_axis_of_shapes,
             uint8_holds=self.uint8_holds,
+            runs_on_gpus=True,
         )
 
     def call(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun, RuntimeTypeError
 
 from ..catalog import OPERATORS
-from ..checks import check_flags
+from ..checks import check_choices
 from ..declaration import Operator
 from ..element_types import ElementType, find, names
 from ..element_types.operands import find_any
@@ -23,7 +23,7 @@ except ImportError:
     own_types = None
 
 
-def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
+def reference_ops(*, qdq: Literal["auto", "float"] = "auto") -> list[type[OpRun]]:
     """Return operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
     The operators are the ones that ``quark-numba types`` prints in domains other than ONNX's.
@@ -31,9 +31,9 @@ def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
 
     Parameters
     ----------
-    standard_ops : bool
-        Whether to return classes for ONNX's QuantizeLinear and DequantizeLinear, too, which replace the evaluator's own. They
-        accept what these operators accept in the model's opset, 10..28.
+    qdq : "auto" or "float"
+        Who runs ONNX's QuantizeLinear and DequantizeLinear. "float": this package; the classes include these two operators, and
+        accept what they accept in the model's opset, 10..28. "auto": the evaluator.
 
     Returns
     -------
@@ -42,8 +42,8 @@ def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
     it is and what was expected. Arrays of types that numpy lacks have dtypes of ml_dtypes from onnx 1.19 on, and dtypes of the
     evaluator itself before.
     """
-    check_flags(standard_ops=standard_ops)
-    return [cls for cls in _classes() if cls.op_domain or standard_ops]
+    check_choices(("auto", "float"), qdq=qdq)
+    return [cls for cls in _classes() if cls.op_domain or qdq == "float"]
 
 
 class _Operator(OpRun):

@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from ..checks import check_flags, refuse
+from ..checks import QDQ, Qdq, check_choices, refuse
 from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .native import ALL_DOMAINS, REGISTERED, REGISTRY, STANDARD_OPS, entry, get_library_path, release_of
+from .native import ALL_DOMAINS, FLOAT_QDQ, REGISTERED, REGISTRY, entry, get_library_path, release_of
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["STANDARD_OPS", "Backend", "entry", "get_library_path", "register"]
+__all__ = ["FLOAT_QDQ", "Backend", "entry", "get_library_path", "register"]
 
 # ONNX Runtime's entries that keep its optimizers from moving, fusing and dropping quantization nodes. The first does not reach
 # the optimizers that the second names.
@@ -28,9 +28,7 @@ TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 Backend = Literal["native", "extensions"]
 
 
-def register(
-    session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
-) -> Backend:
+def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, qdq: Qdq = "auto") -> Backend:
     """Register the operators of all dialects, and those that `optimize` writes, for the sessions that are created with
     `session_options`. ``quark-numba types`` lists them, all but those of ONNX's own domain.
 
@@ -41,13 +39,14 @@ def register(
         "native": ONNX Runtime calls compiled kernels on its own threads and tensors.
         "extensions": onnxruntime-extensions calls Python, which calls the kernels; no float16, no bfloat16.
         None: native if it is available, else extensions, with a RuntimeWarning.
-    standard_ops : bool
-        Also replace ONNX Runtime's QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later). The
-        replacements have all types of opset 10 to 28. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16,
-        float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq` and
-        `optimization.disable_specified_optimizers`, unless `session_options` have these entries. Otherwise ONNX Runtime would
-        fuse quantization nodes with their neighbours into integer operators, which lack these types. So the model computes in
-        float, as it is written.
+    qdq : "auto", "float" or "onnxruntime"
+        Who runs ONNX's own QuantizeLinear and DequantizeLinear. "onnxruntime": ONNX Runtime. "float": this package (native
+        only; ONNX Runtime 1.31 or later). "auto": what an earlier call with the same options chose, or ONNX Runtime.
+        This package's have all types of opset 10 to 28. ONNX Runtime's CPU provider refuses bfloat16 and float4e2m1 data,
+        bfloat16, float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. "float" also sets
+        `session.disable_quant_qdq` and `optimization.disable_specified_optimizers`, unless `session_options` have these
+        entries. Otherwise ONNX Runtime would fuse quantization nodes with their neighbours into integer operators, which lack
+        these types. So the model computes in float, as it is written.
 
     Returns
     -------
@@ -56,9 +55,10 @@ def register(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not one of the above, or differs from that of an earlier call with the same options.
+        If an argument is not one of the above, if `backend` differs from that of an earlier call with the same options, or if
+        `qdq` is "onnxruntime" after a call with "float".
     NotAvailableError
-        A RuntimeError, if the native backend is required, by name or for `standard_ops`, and not available. The message gives
+        A RuntimeError, if the native backend is required, by name or for `qdq` = "float", and not available. The message gives
         the reason.
     ModuleNotFoundError
         If ONNX Runtime is not installed, or onnxruntime-extensions is needed and not installed.
@@ -70,24 +70,27 @@ def register(
         raise TypeError(f"session_options is a {type(session_options).__name__}; expected onnxruntime.SessionOptions")
     if not (backend is None or (isinstance(backend, str) and backend in ("native", "extensions"))):
         refuse("backend", backend, '"native", "extensions" or None', ValueError)
-    check_flags(standard_ops=standard_ops)
+    check_choices(QDQ, qdq=qdq)
     registered: Backend | None = entry(session_options, REGISTERED)
     if registered:
         if backend not in (registered, None):
             raise ValueError(f"backend is {backend!r}, but session_options are registered with {registered!r} already")
-        if not standard_ops or entry(session_options, STANDARD_OPS):
+        is_float = bool(entry(session_options, FLOAT_QDQ))
+        if is_float and qdq == "onnxruntime":
+            raise ValueError("qdq is 'onnxruntime', but session_options are registered with 'float' already")
+        if is_float or qdq != "float":
             return registered
         backend = registered
-    if standard_ops:
+    if qdq == "float":
         if backend == "extensions":
-            raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')
-        if release_of(onnxruntime.__version__) < c_api.STANDARD_OPS_RELEASE:
-            expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
-            raise NotAvailableError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
+            raise ValueError("qdq is 'float', backend 'extensions'; expected 'native' or None")
+        if release_of(onnxruntime.__version__) < c_api.FLOAT_QDQ_RELEASE:
+            expected = ".".join(map(str, c_api.FLOAT_QDQ_RELEASE))
+            raise NotAvailableError(f"qdq='float' needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
         backend = "native"
     path, reason = (None, "") if backend == "extensions" else REGISTRY.library
     if path:
-        _set(session_options, {ALL_DOMAINS: "1"} | ({STANDARD_OPS: "1"} | NO_FUSIONS if standard_ops else {}))
+        _set(session_options, {ALL_DOMAINS: "1"} | ({FLOAT_QDQ: "1"} | NO_FUSIONS if qdq == "float" else {}))
         session_options.register_custom_ops_library(path)
         return "native"
     if backend == "native":

@@ -88,7 +88,7 @@ REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 ANY_TYPE = 0
 
 # The first release in which a custom operator in ONNX's own domain replaces ONNX Runtime's.
-STANDARD_OPS_RELEASE = (1, 31)
+FLOAT_QDQ_RELEASE = (1, 31)
 
 
 def element_type(row: ElementType) -> int:

@@ -33,7 +33,7 @@ REGISTERED = "quark_numba.backend"
 
 # It asks for ONNX's own operators as well. It has to be set before the library is registered, and may be set before the library
 # is registered once more.
-STANDARD_OPS = "quark_numba.standard_ops"
+FLOAT_QDQ = "quark_numba.float_qdq"
 
 # It asks for all other domains, where the library is limited to some.
 ALL_DOMAINS = "quark_numba.all_domains"
@@ -102,7 +102,7 @@ def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[
 
     def is_wanted(domain: str) -> bool:
         if not domain:
-            return has(STANDARD_OPS)
+            return has(FLOAT_QDQ)
         return not has(REGISTERED) and (domain in limit or not limit or has(ALL_DOMAINS))
 
     return [domain for domain in domains if is_wanted(domain) and not has(_HAS_DOMAIN + domain)]

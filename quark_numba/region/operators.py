@@ -82,5 +82,6 @@ OPERATORS = (
         formats={"float32": FLOAT32},
         column="T2",
         like=_like,
+        runs_on_gpus=True,
     ),
 )

@@ -11,11 +11,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
+from ..checks import Qdq
 from ..declaration import Operator
 from ..declaration.reasons import stays_if
 from ..models.tensors import in_memory
 from .nodes import Inferred, Node, Nodes, full_name
-from .qdq import Qdq
 from .stand_ins import values
 
 # Where integer operators have to be exact: on this processor, on all of them, or they are not used.

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from ..catalog import OPERATORS
-from ..checks import check_flags, check_paths
+from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, counted, errors_named
 from ..models import files, model_files, protos
@@ -35,7 +35,6 @@ from . import (
     standard_operators,
 )
 from .graph import Graph, Integers
-from .qdq import Qdq, check
 from .standard_forms import Operators
 
 # How the names of ONNX's own operators begin.
@@ -242,7 +241,7 @@ def optimized(
     `integers`: where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model
     is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
-    check(qdq)
+    check_choices(QDQ, qdq=qdq)
     standard_forms.check(operators)
     is_standard = operators in standard_forms.OF_ONNX_ALONE
     source = model_files.Source.of(model, leave=replaced)

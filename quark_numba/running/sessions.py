@@ -16,11 +16,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
+from ..checks import Qdq
 from ..element_types import find
 from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
-from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
+from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, register
 from ..ort.providers import operators_for, others_than_cpus, providers_of
 from ..rewriting.optimize import optimized
 
@@ -32,9 +33,8 @@ def create_session(
     name: str,
     *,
     has_own_operators: bool,
-    backend: Backend | None = None,
     threads: int = 0,
-    standard_ops: bool = False,
+    qdq: Qdq = "auto",
     fuses_integers: bool = False,
     profile: str = "",
     optimizations: bool = True,
@@ -42,7 +42,7 @@ def create_session(
     folder: str = "",
     providers: Sequence[str] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Return a session of a model, with the package's operators if the model has them or with `standard_ops`.
+    """Return a session of a model, with the package's operators if the model has them or `qdq` is "float".
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
     beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. `folder` has
@@ -68,8 +68,8 @@ def create_session(
         # ONNX Runtime's rewriting of quantized models does not know the package's operators. It moves 32-bit zero points into
         # its own operators, which lack these types.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    if has_own_operators or standard_ops:
-        register(options, backend=backend, standard_ops=standard_ops)
+    if has_own_operators or qdq == "float":
+        register(options, qdq=qdq)
     content = source if isinstance(source, bytes) else named_in_utf8(source)
     with errors_named(name, with_type=False):
         session = onnxruntime.InferenceSession(content, options, providers=chosen, disable_fallback=True)

@@ -109,7 +109,7 @@ def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.Mod
         value = entry(request.options, name)
         if value is not None:
             own.add_session_config_entry(name, value)
-    register(own, backend="native", standard_ops=request.takes_all_qdq)
+    register(own, backend="native", qdq="float" if request.takes_all_qdq else "auto")
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
     with errors_named("ONNX Runtime did not write the optimized model", NotRewrittenError):

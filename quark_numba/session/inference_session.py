@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
+from ..checks import Qdq
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels
 from ..ort.providers import CPU
-from ..rewriting.qdq import Qdq
 from . import fast_start
 from .artifact import Artifact
 from .options import NOTHING_REPLACED, changing
@@ -49,7 +49,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
-        were registered with `standard_ops`. If the session has other execution providers than the CPU's, and ONNX Runtime runs
+        were registered with `qdq` = "float". If the session has other execution providers than the CPU's, and ONNX Runtime runs
         the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
     operators : "auto", "custom", "cuda" or "standard"
         In which operators the model is written, as in `optimize`. "auto": "cuda" if CUDA's provider is the only one beside the
@@ -87,8 +87,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
         If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
-        for a model without a path; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but
-        is no number.
+        for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
+        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """

@@ -11,11 +11,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import onnxruntime
 
-from ..checks import check_choices, check_flags, check_paths, refuse
+from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
 from ..errors import ModelError, reason_of
-from ..ort import STANDARD_OPS, TENSORS_FOLDER, Backend, entry, register
+from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
 from ..ort.providers import available, operators_for, others_than_cpus
-from ..rewriting.qdq import Qdq, check
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
 
 # In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
@@ -50,7 +49,7 @@ class SessionRequest(NamedTuple):
     def check(self) -> None:
         """Raise ValueError, TypeError or ModelError for a choice, a flag, a folder or options that are none, and TypeError for
         an argument that ONNX Runtime would ignore. What the model is shows when it is read."""
-        check(self.qdq)
+        check_choices(QDQ, qdq=self.qdq)
         check_choices(CHOICES, operators=self.operators)
         if unknown := ", ".join(sorted({*self.ort_arguments} - _OF_ONNX_RUNTIME)):
             raise TypeError(f"InferenceSession has no argument {unknown}")
@@ -86,12 +85,12 @@ class SessionRequest(NamedTuple):
     @property
     def takes_all_qdq(self) -> bool:
         """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
-        return self.qdq == "float" or (self.qdq == "auto" and bool(entry(self.options, STANDARD_OPS)))
+        return self.qdq == "float" or (self.qdq == "auto" and bool(entry(self.options, FLOAT_QDQ)))
 
-    def register(self, backend: Backend | None = None) -> SessionRequest:
+    def register(self) -> SessionRequest:
         """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
-        takes_over = self.qdq == "float" and self.written_operators != "standard"
-        return self._replace(is_native=register(self.options, backend=backend, standard_ops=takes_over) == "native")
+        qdq = "auto" if self.written_operators == "standard" else self.qdq
+        return self._replace(is_native=register(self.options, qdq=qdq) == "native")
 
     def facts(self) -> dict[str, Any]:
         """Return what the model that a session gets depends on, besides its files, for JSON."""
@@ -108,7 +107,7 @@ class SessionRequest(NamedTuple):
             "from_memory": replaced.from_memory,
             "level": str(self.options.graph_optimization_level),
             "path": self.options.optimized_model_filepath,
-            "entries": {name: entry(self.options, name) for name in (*ENTRIES, STANDARD_OPS)},
+            "entries": {name: entry(self.options, name) for name in (*ENTRIES, FLOAT_QDQ)},
             "tensors_folder": os.path.abspath(folder) if folder else None,
         }
 

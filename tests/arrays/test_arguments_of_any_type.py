@@ -75,8 +75,8 @@ FUNCTIONS = {
     quark_numba.unpack: (("packed", "shape", "dtype"), ()),
     quark_numba.to_tensor_proto: (("array",), ("name",)),
     quark_numba.from_tensor_proto: (("tensor",), ("base_dir",)),
-    quark_numba.register: (("session_options",), ("backend", "standard_ops")),
-    quark_numba.reference_ops: ((), ("standard_ops",)),
+    quark_numba.register: (("session_options",), ("backend", "qdq")),
+    quark_numba.reference_ops: ((), ("qdq",)),
     quark_numba.get_library_path: ((), ()),
     quark_numba.register_schemas: ((), ()),
 }

@@ -19,6 +19,7 @@ from processes import python
 from textline import BF16, EXPECTED, FLOAT, path_of
 
 from quark_numba import cli
+from quark_numba.catalog import OPERATORS
 from quark_numba.cli import inventory, measuring, types
 
 pytestmark = pytest.mark.compiled
@@ -131,9 +132,8 @@ def test_types(terminal):
     assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared", "nvfp4", "mxfp8"}
     assert rows["quark_numba::Region", "float32"]["native"]
     assert rows["qonnx.custom_op.general::Quant", "integers"]["native"]
-    dialects = ("quark_numba::Region", "quark_numba::FakeQuantize", *("qonnx.", "mct_quantizers::", "org.openvinotoolkit::"))
-    rows = {row: ways for row, ways in rows.items() if not row[0].startswith(dialects)}
-    assert {kind for _, kind in rows} - formats == set(oracle.TYPES) - formats
+    linear = {operator.full_name for operator in OPERATORS if operator.family == "linear"}
+    assert {kind for operator, kind in rows if operator in linear} == set(oracle.TYPES)
     float4 = rows["ai.onnx::QuantizeLinear", "float4e2m1"]
     assert float4["scales"] == {"float32": 23, "float16": 23, "bfloat16": 23, "int32": 23, "float8e8m0": 24}
     assert [float4[way] for way in ("arrays", "native", "extensions")] == [True, True, False]
@@ -191,13 +191,12 @@ def files(tmp_path):
         ([BF16, "--data", "{}/truncated.npz"], "truncated.npz: not a file of numbers"),
         ([BF16, "--dim", "x[0]=99999999999999"], r"input x of shape \[99999999999999, 3, 1, 1\]"),
         ([BF16, "--dim", "?=48", "--reference", "{}/other_inputs.onnx"], "the reference has an input scale; the model has x"),
-        (["{}/axis.onnx", "--dim", "x[0]=2", "--backend", "extensions"], "ExtendedQuantizeLinear: axis is 1, out of range"),
+        (["{}/axis.onnx", "--dim", "x[0]=2"], "ExtendedQuantizeLinear: axis is 1, out of range"),
         ([BF16, "--data", "{}/text.npz"], "text.npz: not a file of numbers"),
         ([BF16, "--data", "{}/other.npz"], "no array named x; it has other"),
         ([BF16, "--data", "{}/shape.npz"], r"shape.npz: input x has shape \(3,\); the model takes"),
         ([BF16, "--data", "{}/dtype.npz"], "dtype.npz: input x is float64; the model takes"),
         ([BF16, "--dim", "n=3"], r"no free dimension is named n; the model has: x\[0\], x\[2\] or \?"),
-        ([BF16, "--backend", "extensions"], r"tensor\(bfloat16\).*ExtendedQuantizeLinear"),
         (["{}/bfloat16.onnx"], r"input zero_point is a tensor\(bfloat16\): there are no random"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -271,11 +270,11 @@ RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 @pytest.mark.parametrize(
     ("arguments", "after"),
     [
-        pytest.param(["--types", "int4"], CALLS, marks=pytest.mark.slow),
+        pytest.param([], CALLS, marks=pytest.mark.slow),
         (["--model", BF16], SESSION.format(BF16)),
         pytest.param(["--model", TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}", marks=pytest.mark.slow),
     ],
-    ids=["types", "model", "other_operators"],
+    ids=["all types", "model", "other_operators"],
 )
 @pytest.mark.slow
 def test_warmup(arguments, after, tmp_path):
@@ -289,16 +288,13 @@ def test_warmup(arguments, after, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
 
-def test_no_native_backend(terminal, monkeypatch):
+def test_no_native_backend(terminal, monkeypatch, tmp_path):
     monkeypatch.setattr("quark_numba.ort.native.REGISTRY.library", (None, "there is a reason"))
-    assert "error: there is a reason" in terminal.error("run", BF16, "--backend", "native")
+    assert "error: there is a reason" in terminal.error("build-library", BF16, "--as-written", "-o", tmp_path)
 
 
-def test_warmup_refuses(capsys, terminal):
+def test_warmup_refuses(terminal):
     assert "/nowhere.onnx: No such file" in terminal.error("warmup", "--model", "/nowhere.onnx")
-    with pytest.raises(SystemExit):
-        cli.main(["warmup", "--types", "int3"])
-    assert "invalid choice: 'int3'" in capsys.readouterr().err
 
 
 def test_names_with_colons(capsys):

@@ -128,7 +128,7 @@ def test_a_cpp_program(program, build, form, threads):
 def every_model(request, build):
     """A form, a library of all models of tests/models in it, and the options of `cases` for them."""
     form = request.param
-    return form, build(libraries.names_of(form), form), {"least": 0.9, "standard_ops": "standard_ops" in libraries.FORMS[form]}
+    return form, build(libraries.names_of(form), form), {"least": 0.9, "qdq": libraries.FORMS[form].get("qdq", "auto")}
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_every_model_on_debian(program_of_debian, every_model, threads):
     BatchNormalization has other last bits."""
     _, library, options = every_model
     refused = {"nvfp4_m": "Current official support for domain ai.onnx is till opset 22"}
-    if options["standard_ops"]:
+    if options["qdq"] == "float":
         message = "the library has ONNX's own operators, which needs ONNX Runtime 1.31 or later; this is 1.21"
         refused = {Path(each).name: message for each in libraries.EVERY_MODEL}
     check_program(program_of_debian, library, threads, refused=refused, close={"bipolar_mlp"}, **options)

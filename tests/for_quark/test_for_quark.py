@@ -191,7 +191,7 @@ else:
     raise AssertionError
 quark_numba.InferenceSession(model, quarks)
 quark_numba.register(quarks)
-quark_numba.register(quarks, standard_ops=True)
+quark_numba.register(quarks, qdq="float")
 onnxruntime.InferenceSession(other, quarks)
 ours = options()
 quark_numba.register(ours)

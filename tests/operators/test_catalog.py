@@ -1,15 +1,21 @@
 """The catalog, and the support that an operator has by its declaration alone."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import toy_family
+from paths import ROOT, SUPPORT
 from processes import run
 
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
 from quark_numba.compiling.kernel import Table
+from quark_numba.declaration import BlockRoundTrip, DynamicQuantize, FakeQuantize
 from quark_numba.dialects import quark
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.fake_quantization.key import FORMS
@@ -44,7 +50,7 @@ def test_a_kernel_comes_once():
 def test_what_a_node_means(operator):
     """A meaning has the scale and zero point by their names, in any place. Operators that round inside have no meaning."""
     if operator.meaning is None:
-        assert operator.family in ("normalization", "recurrent", "region", "tables")
+        assert not any(other.meaning for other in OPERATORS if other.family == operator.family)
         return
     inputs = {parameter.name: Input(parameter.name, operator.types[parameter.variable][-1]) for parameter in operator.inputs}
     required = {each.name: 1 for each in operator.attributes if each.default is None}
@@ -52,11 +58,11 @@ def test_what_a_node_means(operator):
         required["form"] = "bipolar"  # its only parameter stands for all inputs behind x
     meaning = operator.meaning([*inputs.values()], operator.values(required))
     assert meaning.x is inputs["x"]
-    if operator.family == "fake_quantization":
+    if isinstance(meaning, FakeQuantize):
         assert set(meaning.parameters) == set(FORMS[meaning.form].parameters)
         assert set(inputs.values()) - {meaning.x} <= set(meaning.parameters.values())
         return
-    if (operator.family, operator.operation) == ("block", "round"):
+    if operator.operation == "round":
         newest = OPERATORS.find("com.amd.quark", meaning.operator)
         assert not newest.newer_name
         assert newest.values({}) == meaning.attributes
@@ -64,7 +70,7 @@ def test_what_a_node_means(operator):
         assert meaning.bits == pytest.approx({"bfp16": 8 + 8 / 8, "mxint8": 8 + 8 / 32}[meaning.format])
         return
     scale = next((each for name, each in inputs.items() if name.endswith("scale")), None)
-    if operator.family == "block":
+    if isinstance(meaning, BlockRoundTrip | DynamicQuantize):
         own = OPERATORS.find("quark_numba", getattr(meaning, "round_trip", getattr(meaning, "operator", None)))
         kind = {1: "BlockRoundTrip", 2: "DynamicQuantize"}[len(operator.outputs)]
         assert (type(meaning).__name__, own.family) == (kind, operator.family)
@@ -116,8 +122,50 @@ def test_nothing_asks_for_the_class_of_an_operator():
     for path in PACKAGE.rglob("*.py"):
         source = path.read_text()
         assert not re.search(r"isinstance\([^)]*\b(Operator|Version)\b", source), path
-        if path.parent.name not in ("linear", "block", "dialects") and path.name != "own_operators.py":
+        declares = path.parent.name == "dialects" or (path.parent / "kernels.py").exists()
+        if not declares and path.name != "own_operators.py":
             assert not re.search(r'"(Vitis|Extended)?(Quantize|Dequantize)Linear"', source), path
+
+
+def assert_families_are_in_their_places(root, families):
+    """A family has a folder, a module in ort/nodes, and a row in the map. The catalog and the layers name it."""
+    package = root / "quark_numba"
+    settings, page = (path.read_text(encoding="utf-8") for path in (root / "pyproject.toml", package / "README.md"))
+    layers = re.search(r'name = "layers"\n.*?layers = \[(.*?)\]', settings, re.DOTALL)[1]
+    assert {path.parent.name for path in package.glob("*/kernels.py")} == families
+    assert {path.stem for path in (package / "ort" / "nodes").glob("*.py")} - {"__init__", "context"} == families
+    assert {*re.findall(r"^\| `quark_numba/(\w+)/` \| family: ", page, re.MULTILINE)} == families
+    assert families <= {*re.findall(r"\w+", layers)}
+
+
+def test_families_are_in_their_places():
+    assert_families_are_in_their_places(ROOT, {operator.family for operator in OPERATORS})
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+def test_a_new_family(tmp_path):
+    """Two places have the code of a family, and three name it. The layers hold, and a session runs its operator."""
+    toy_family.add_to_copy(ROOT, tmp_path)
+    assert_families_are_in_their_places(tmp_path, {"toy", *(operator.family for operator in OPERATORS)})
+    assert len(toy_family.LINES) == 3
+    checked = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"], cwd=tmp_path
+    )
+    assert checked.returncode == 0
+    code = f"""
+import numpy as np, onnxruntime, quark_numba
+from text_graphs import text_model
+made = text_model("(float[2, 3] x) => (float[2, 3] y) {{ y = toy.Mix (x, x, x) }}")
+options = onnxruntime.SessionOptions()
+quark_numba.register(options)
+session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+x = np.ones((2, 3), np.float32)
+assert quark_numba.__file__.startswith({str(tmp_path)!r})
+assert session.run(None, {{"x": x}})[0].tolist() == (3 * x + 0.5).tolist()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SUPPORT)])}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
 
 
 PREPARE_TOY = """

@@ -20,13 +20,13 @@ from text_graphs import text_model, text_nodes
 import quark_numba
 from quark_numba.catalog import OPERATORS
 from quark_numba.cli.inventory import quantization_nodes
+from quark_numba.dialects import mct, openvino, qonnx
 from quark_numba.fake_quantization.key import FORMS
 
 f32 = np.float32
 
-# Every operator of the families, but for the package's own and those with the same kernels under older names.
-OF_DIALECTS = [each for each in OPERATORS if each.family in ("fake_quantization", "tables") and not each.newer_name]
-OF_DIALECTS = [each for each in OF_DIALECTS if each.domain != "quark_numba"]
+# Every operator of the dialects, but for those with the same kernels under older names.
+OF_DIALECTS = [each for dialect in (qonnx, mct, openvino) for each in dialect.OPERATORS if not each.newer_name]
 
 # QONNX's probes with a bit width of 4.2, which its executor computes. The specification of the package refuses it.
 FRACTIONAL_BIT_WIDTH = {5, 33}

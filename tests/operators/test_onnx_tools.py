@@ -54,7 +54,7 @@ def test_backend_case(case, way):
                 attributes["dtype"] = attributes.pop("output_dtype")
             y = function(*map(as_ml_dtypes, inputs), **attributes, opset=case.model.opset_import[0].version)
         else:
-            evaluator = ReferenceEvaluator(case.model, new_ops=quark_numba.reference_ops(standard_ops=True))
+            evaluator = ReferenceEvaluator(case.model, new_ops=quark_numba.reference_ops(qdq="float"))
             y = as_ml_dtypes(evaluator.run(None, dict(zip(node.input, map(as_onnx, inputs), strict=True)))[0])
         assert_same(y, as_ml_dtypes(expected))
 
@@ -259,12 +259,12 @@ def test_standard_operators_in_every_opset(opset, shape):
         "scale": np.full(shape, 0.5, np.float32),
         "zero_point": np.full(shape, 3, np.uint8),
     }
-    (y,) = ReferenceEvaluator(source, new_ops=quark_numba.reference_ops(standard_ops=True)).run(None, feeds)
+    (y,) = ReferenceEvaluator(source, new_ops=quark_numba.reference_ops(qdq="float")).run(None, feeds)
     assert_same(y, oracle.quantize(*feeds.values(), "uint8"))
 
 
 def test_standard_operators_are_those_of_the_opset():
-    new_ops = quark_numba.reference_ops(standard_ops=True)
+    new_ops = quark_numba.reference_ops(qdq="float")
     feeds = {"x": np.ones((2, 4), np.float32), "scale": np.ones((), np.float32), "zero_point": np.zeros((), np.int16)}
     with pytest.raises(RuntimeTypeError, match="y_zero_point has element type int16; expected uint8 or int8"):
         ReferenceEvaluator(standard_model(20, (F, F, "int16")), new_ops=new_ops).run(None, feeds)
@@ -281,7 +281,7 @@ def test_standard_operators_are_onnx_own_unless_asked_for():
     assert {cls.op_domain for cls in quark_numba.reference_ops()} == {*CATALOG.domains} - {""}
     feeds = {"x": np.array([[np.inf]], np.float32), "scale": np.ones((), np.float32), "zero_point": np.zeros((), np.uint8)}
     # onnx's own operator casts to int32 before it clips, and gives 0.
-    (y,) = ReferenceEvaluator(standard_model(21), new_ops=quark_numba.reference_ops(standard_ops=True)).run(None, feeds)
+    (y,) = ReferenceEvaluator(standard_model(21), new_ops=quark_numba.reference_ops(qdq="float")).run(None, feeds)
     assert y.tolist() == [[255]]
 
 

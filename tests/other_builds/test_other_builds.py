@@ -181,12 +181,12 @@ def test_optimized_models(providers, tmp_path):
     assert_near(quark_numba.InferenceSession(tmp_path / "m.onnx", providers=providers), "bf16")
 
 
-@pytest.mark.parametrize("standard_ops", [False, True])
-def test_drop_in_sessions(standard_ops):
-    if standard_ops and IS_OPENVINO:
-        pytest.skip("the release is older than standard_ops")
+@pytest.mark.parametrize("qdq", ["auto", "float"])
+def test_drop_in_sessions(qdq):
+    if qdq == "float" and IS_OPENVINO:
+        pytest.skip('the release is older than qdq="float"')
     options = onnxruntime.SessionOptions()
-    quark_numba.register(options, standard_ops=standard_ops)
+    quark_numba.register(options, qdq=qdq)
     assert_near(onnxruntime.InferenceSession(str(MODEL), options, CPU if IS_OPENVINO else ALL), "bf16")
 
 

@@ -38,6 +38,7 @@ from quark_numba.block.formats import mx_format
 from quark_numba.block.granularity import Blocks, block_shape
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
+from quark_numba.dialects import mct, openvino, qonnx
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import Loop, loop_shape
@@ -206,7 +207,7 @@ def node_cases():
     for domain in ("com.amd.quark", ""):
         for operator in OPERATORS.newest(domain):
             for row in filter(None, operator.formats.values()):
-                if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
+                if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.FLOAT_QDQ_RELEASE):
                     yield pytest.param(operator.operation, row, domain, id=f"{operator.full_name}-{row.name}")
 
 
@@ -221,7 +222,7 @@ def test_node_stays_within_its_tensors(operation, row, domain):
         attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
         node = session(
             one_node(operation, row.name, domain=domain, attributes=attributes, opset=21 if domain else 25),
-            standard_ops=not domain,
+            qdq="auto" if domain else "float",
         )
         x_type = np.float32 if operation == "quantize" else row.dtype
         feeds = {"x": np.zeros(x_shape, x_type), "scale": np.zeros(scale_shape, np.float32)}
@@ -310,10 +311,10 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
 
 
 def dialect_nodes():
-    """Yield every operator of fake quantization, of tables and of NVIDIA's, under its newest name, with a function that
+    """Yield every operator of QONNX's, MCT's, OpenVINO's and NVIDIA's, under its newest name, with a function that
     returns a random node for a seed: its inputs, the outputs and a model."""
-    for operator in OPERATORS:
-        if operator.family in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
+    for operator in (*qonnx.OPERATORS, *mct.OPERATORS, *openvino.OPERATORS):
+        if not operator.newer_name:
             yield pytest.param(functools.partial(of_qonnx_or_mct, operator), id=operator.name)
     for name in (*nvidia_nodes.ORACLES, *nvidia_nodes.OWN):
         yield pytest.param(functools.partial(of_nvidia, name), id=name)

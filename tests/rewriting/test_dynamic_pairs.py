@@ -51,7 +51,7 @@ NVFP4 = ["NVFP4QuantizeDequantize", "Relu"]
 @pytest.mark.parametrize("qdq", ["onnxruntime", "float"])
 @pytest.mark.slow
 def test_three_nodes_become_one(qdq):
-    result = assert_rewritten(of_nodes(*nvfp4(), RELU), NVFP4, {"x": X}, qdq=qdq, standard_ops=True)
+    result = assert_rewritten(of_nodes(*nvfp4(), RELU), NVFP4, {"x": X}, qdq=qdq, session_qdq="float")
     assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
     onnx.checker.check_model(result.model)
 
@@ -68,7 +68,7 @@ def test_special_values():
     x[0, :8] = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -1e-38
     for nodes in (nvfp4(), mxfp8()):
         before = of_nodes(*nodes, RELU)
-        assert_same_values(before, optimized(before).model, {"x": x}, standard_ops=True)
+        assert_same_values(before, optimized(before).model, {"x": x}, qdq="float")
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
@@ -77,20 +77,20 @@ def test_any_axis(axis):
     other = axis - 2 if axis >= 0 else axis + 2
     block_size = 3 if axis in (0, -2) else 16
     nodes = nvfp4("x", "scale", *(f"axis = {each}, block_size = {block_size}" for each in (axis, other)))
-    assert_rewritten(of_nodes(*nodes, RELU), NVFP4, {"x": X}, standard_ops=True)
+    assert_rewritten(of_nodes(*nodes, RELU), NVFP4, {"x": X}, session_qdq="float")
 
 
 def test_equal_dequantize_nodes_are_shared():
     twice = "y2 = DequantizeLinear <axis = 1, block_size = 16> (codes, factors)"
     before = of_nodes(*nvfp4(), twice, "z = Add (y, y2)")
-    result = assert_rewritten(before, ["NVFP4QuantizeDequantize", "Add"], {"x": X}, standard_ops=True)
+    result = assert_rewritten(before, ["NVFP4QuantizeDequantize", "Add"], {"x": X}, session_qdq="float")
     assert result.done[DEQUANTIZE, SHARED] == 1
 
 
 def test_scales_of_another_shape():
     """One scale is a scalar, the other has a dimension."""
     before = of_nodes(*nvfp4(scale="scale_too"), RELU, scale_too=[0.01])
-    after = assert_rewritten(before, NVFP4, {"x": X}, standard_ops=True).model
+    after = assert_rewritten(before, NVFP4, {"x": X}, session_qdq="float").model
     assert [each.name for each in after.graph.initializer] == ["scale"]
 
 
@@ -113,7 +113,7 @@ def test_what_stays(nodes, outputs, why):
 
 
 def test_nodes_that_onnx_runtime_lacks_are_renamed():
-    """Nodes that ONNX Runtime lacks are renamed, so that a session runs them without `standard_ops`."""
+    """Nodes that ONNX Runtime lacks are renamed, so that a session runs them by default."""
     before = of_nodes(*nvfp4(scale="other"), RELU, other=0.02)
     result = optimized(before)
     assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
@@ -169,7 +169,7 @@ def test_weights(keep_quantized_weights, are_inputs):
 @pytest.mark.slow
 def test_constant_inputs_are_folded():
     for nodes in (nvfp4("w"), mxfp8("w")):
-        assert_rewritten(of_nodes(*nodes, "z = Add (x, y)", w=X), ["Add"], {"x": X}, standard_ops=True)
+        assert_rewritten(of_nodes(*nodes, "z = Add (x, y)", w=X), ["Add"], {"x": X}, session_qdq="float")
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "fp8"])
@@ -186,7 +186,7 @@ def test_models_of_modelopt(name):
     held = {each.name for each in before.graph.initializer}
     for value in [each for each in before.graph.input if each.name in held]:
         before.graph.input.remove(value)
-    assert len(assert_same_values(before, after, feeds, standard_ops=name == "nvfp4")) > 20
+    assert len(assert_same_values(before, after, feeds, qdq="float" if name == "nvfp4" else "auto")) > 20
 
 
 @pytest.mark.parametrize("declared", [None, "uint8", "float8e4m3fn"])

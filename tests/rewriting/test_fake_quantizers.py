@@ -144,7 +144,7 @@ def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0, axi
 @pytest.mark.by_default(2)
 def test_clips_of_codes(dtype, bounds, zero_point, scale, opset):
     before = clipped(dtype, scale, bounds, opset, zero_point)
-    result = assert_rewritten(before, ["Region"], FEEDS, qdq="float", standard_ops=True)
+    result = assert_rewritten(before, ["Region"], FEEDS, qdq="float", session_qdq="float")
     assert [what for _, what in result.done if what == FUSED] == [FUSED] * 3
 
 
@@ -158,7 +158,7 @@ def test_clips_that_stay():
     for before in (other_user, no_constant):
         result = optimized(before, qdq="float")
         assert "Clip" in operators(result.model)
-        assert_same_values(before, result.model, {**FEEDS, "low": np.int8(-3)}, standard_ops=True)
+        assert_same_values(before, result.model, {**FEEDS, "low": np.int8(-3)}, qdq="float")
     assert "Clip" in operators(optimize(clipped(), qdq="onnxruntime"))
 
 
@@ -184,7 +184,7 @@ def test_models_of_other_quantizers(path, qdq):
         inputs = [each.name for each in (before if keep else result.model).graph.input]
         assert [each.name for each in result.model.graph.input] == inputs
         assert keep or inputs == [*feeds]
-        assert_same_values(before, result.model, held | feeds, standard_ops=qdq == "float")
+        assert_same_values(before, result.model, held | feeds, qdq=qdq)
     if "qcdq" in path.stem:
         assert optimized(path, qdq="onnxruntime").model.graph.input == before.graph.input
 

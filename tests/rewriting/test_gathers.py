@@ -64,7 +64,7 @@ def test_types_that_gather_lacks():
     codes = to_tensor_proto(np.arange(6).astype(find("float8e4m3fn").dtype), "t")
     before = model(nodes, [("i", "int64", [2])], ["y"], initializers=[codes, *floats(s=0.5)])
     assert_rewritten(
-        before, ["Dequantize", "Gather"], {"i": np.array([1, 5])}, keep_quantized_weights=True, qdq="float", standard_ops=True
+        before, ["Dequantize", "Gather"], {"i": np.array([1, 5])}, keep_quantized_weights=True, qdq="float", session_qdq="float"
     )
 
 

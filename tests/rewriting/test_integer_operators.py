@@ -411,7 +411,7 @@ def test_what_is_faster_on_integers(kinds, element_type, shape, integer):
     assert operators(after).count(integer) == (len(kinds) if integer else 0)
     x = np.random.default_rng(52).normal(0, 1, shape).astype(np.float32)
     if not integer:
-        assert_same_values(before, after, {"x": x}, standard_ops=True)
+        assert_same_values(before, after, {"x": x}, qdq="float")
 
 
 def test_groups_are_rewritten_by_themselves():

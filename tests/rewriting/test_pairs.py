@@ -46,16 +46,16 @@ def test_pairs_are_fused(name):
 STANDARD = [name for name, row in OPERATORS.find("", "QuantizeLinear").formats.items() if row.has_tensors()]
 
 
-@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+@pytest.mark.skipif(RELEASE < c_api.FLOAT_QDQ_RELEASE, reason='qdq="float" needs a newer ONNX Runtime')
 @pytest.mark.parametrize("name", default_of(STANDARD, "uint8", "int4", "float8e4m3fn"))
 @pytest.mark.by_default(1)
 def test_a_missing_zero_point_of_any_type(name):
-    """With `standard_ops`, a pair of ONNX's own operators without a zero point is fused, and gets a zero point of its type."""
+    """With `qdq` = "float", a pair of ONNX's own operators without a zero point is fused, and gets a zero point of its type."""
     quantize, dequantize = pair(parameters=["scale"], domain="")
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
     before = model([quantize, dequantize], *values, initializers=floats(scale=0.3), domains=[], opset=25)
-    result = assert_rewritten(before, ["QuantizeDequantizeLinear"], {"x": X}, qdq="float", regions=False, standard_ops=True)
+    result = assert_rewritten(before, ["QuantizeDequantizeLinear"], {"x": X}, qdq="float", regions=False, session_qdq="float")
     zero_point = result.model.graph.initializer[1]
     assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
 

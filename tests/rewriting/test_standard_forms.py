@@ -176,7 +176,7 @@ MODELS_OF_LINEAR = ("bf16", "fp16", "i32", "u32", "a8w8")
 def test_real_models(variant):
     source = onnx.load(textline.path_of(variant))
     standard = in_standard_operators(source)
-    drop_in = session(source, standard_ops=True, threads=1, level="DISABLE_ALL")
+    drop_in = session(source, qdq="float", threads=1, level="DISABLE_ALL")
     results = [made.run(None, {"x": textline.X}) for made in (plain_session(standard), drop_in)]
     oracle.assert_same_bits(results[0][0], results[1][0])
 

@@ -27,7 +27,7 @@ def test_models(path):
     source = onnx.load(path)
     drop_in = optimize(source) if path.parent.name == "channels_last" else source
     standard = in_standard_operators(source, keep_initializers_as_inputs=False)
-    sessions = plain_session(standard), session(drop_in, level="DISABLE_ALL", threads=1, standard_ops=True)
+    sessions = plain_session(standard), session(drop_in, level="DISABLE_ALL", threads=1, qdq="float")
     feeds = feeds_of(sessions[0], 2)
     fed = [feeds, {name: 100 * x for name, x in feeds.items()}]
     if path.parent != MODELS:
@@ -56,6 +56,6 @@ def test_scales_that_are_exponents(is_constant):
     assert is_constant or "Gather" in {node.op_type for node in standard.graph.node}
     actual, expected = (
         made.run(["y"], {"x": x})[0]
-        for made in (plain_session(standard), session(source, level="DISABLE_ALL", threads=1, standard_ops=True))
+        for made in (plain_session(standard), session(source, level="DISABLE_ALL", threads=1, qdq="float"))
     )
     assert_same_bits(actual, expected)

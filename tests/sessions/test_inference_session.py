@@ -335,8 +335,8 @@ def test_onnx_runtime_warns_of_no_entry(tmp_path, capfd):
         session = quark_numba.InferenceSession(tmp_path / "m.onnx", options, **named)
         session.set_providers(["CPUExecutionProvider"])
     drop_in = onnxruntime.SessionOptions()
-    for standard_ops in (False, True, True, False):
-        quark_numba.register(drop_in, standard_ops=standard_ops)
+    for qdq in ("auto", "onnxruntime", "float", "float", "auto"):
+        quark_numba.register(drop_in, qdq=qdq)
         drop_in.register_custom_ops_library(quark_numba.get_library_path())
     onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), drop_in)
     assert "already exists" not in capfd.readouterr().err
@@ -362,8 +362,8 @@ file.close()
 def test_names_of_arguments():
     """ONNX Runtime ignores arguments that it does not know, so that a wrong name would have no effect."""
     source = str(MODELS / "textline_cls_a8w8.onnx")
-    with pytest.raises(TypeError, match="InferenceSession has no argument keep_weights, standard_ops"):
-        quark_numba.InferenceSession(source, standard_ops=True, keep_weights=True)
+    with pytest.raises(TypeError, match="InferenceSession has no argument keep_weights, quantize"):
+        quark_numba.InferenceSession(source, quantize=True, keep_weights=True)
     with pytest.raises(ValueError, match="qdq is True; expected one of 'auto', 'float', 'onnxruntime'"):
         quark_numba.InferenceSession(source, qdq=True)
     with pytest.raises(ValueError, match="qdq is 'int'"):

@@ -63,7 +63,7 @@ def test_every_operator(operator, x_shape):
     made, expected = every_overload(operator, x_shape)
     options = session_options()
     options.add_session_config_entry(native.LISTS_NEEDS, "1")
-    quark_numba.register(options, standard_ops=not operator.domain)
+    quark_numba.register(options, qdq="auto" if operator.domain else "float")
     with native.REGISTRY.listing_needs() as needs:
         onnxruntime.InferenceSession(made.SerializeToString(), options)
     assert {(need.inputs, need.outputs) for need in needs} == expected

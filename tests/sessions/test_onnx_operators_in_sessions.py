@@ -22,17 +22,17 @@ from quark_numba.ort import c_api
 
 pytestmark = [
     pytest.mark.compiled,
-    pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime"),
+    pytest.mark.skipif(RELEASE < c_api.FLOAT_QDQ_RELEASE, reason='qdq="float" needs a newer ONNX Runtime'),
 ]
 
 QUANTIZE, DEQUANTIZE = (version_of_opset(operation, LATEST_OPSET) for operation in ("quantize", "dequantize"))
 ONNX_RUNTIMES_OPSET = 25
 
-our_session = functools.partial(session, standard_ops=True)
+our_session = functools.partial(session, qdq="float")
 
 
 def carried(rows):
-    return [row for row in rows if RELEASE >= c_api.STANDARD_OPS_RELEASE and row.has_tensors()]
+    return [row for row in rows if RELEASE >= c_api.FLOAT_QDQ_RELEASE and row.has_tensors()]
 
 
 def cells(version):
@@ -298,7 +298,7 @@ def test_nodes_are_not_fused(name, tmp_path):
     def optimized(**entries):
         options = session_options(**entries)
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        quark_numba.register(options, standard_ops=True)
+        quark_numba.register(options, qdq="float")
         onnxruntime.InferenceSession(content.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
 
@@ -391,22 +391,26 @@ def test_off_by_default():
 
 def test_registering_again():
     options = onnxruntime.SessionOptions()
-    assert quark_numba.register(options, standard_ops=True) == "native"
-    assert quark_numba.register(options, standard_ops=True) == quark_numba.register(options) == "native"
-    with pytest.raises(ValueError, match='standard_ops is True, backend "extensions"; expected "native" or None'):
-        quark_numba.register(onnxruntime.SessionOptions(), backend="extensions", standard_ops=True)
+    assert quark_numba.register(options, qdq="float") == "native"
+    assert quark_numba.register(options, qdq="float") == quark_numba.register(options) == "native"
+    with pytest.raises(ValueError, match="qdq is 'float', backend 'extensions'; expected 'native' or None"):
+        quark_numba.register(onnxruntime.SessionOptions(), backend="extensions", qdq="float")
 
 
-def test_adding_standard_ops_to_registered_options():
+def test_registering_again_with_another_qdq():
     options = onnxruntime.SessionOptions()
     source = node("quantize", "bfloat16", "bfloat16", "int8")
-    for standard_ops in (False, True, True):
-        assert quark_numba.register(options, standard_ops=standard_ops) == "native"
+    for qdq in ("auto", "onnxruntime", "float", "float", "auto"):
+        assert quark_numba.register(options, qdq=qdq) == "native"
+    with pytest.raises(ValueError, match="qdq is 'onnxruntime', but session_options are registered with 'float' already"):
+        quark_numba.register(options, qdq="onnxruntime")
+    with pytest.raises(ValueError, match="qdq is 'onnxruntime', but session_options are registered with 'float' already"):
+        quark_numba.InferenceSession(source, options, qdq="onnxruntime")
     options.register_custom_ops_library(quark_numba.get_library_path())
     onnxruntime.InferenceSession(source.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def test_an_older_onnx_runtime(monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", "1.30.2")
-    with pytest.raises(RuntimeError, match=r"standard_ops needs ONNX Runtime 1\.31 or later; this is 1\.30\.2"):
-        quark_numba.register(onnxruntime.SessionOptions(), standard_ops=True)
+    with pytest.raises(RuntimeError, match=r"qdq='float' needs ONNX Runtime 1\.31 or later; this is 1\.30\.2"):
+        quark_numba.register(onnxruntime.SessionOptions(), qdq="float")

@@ -118,7 +118,7 @@ def test_onnxs_own_operators_that_onnx_runtime_lacks(written):
     source = onnxs_own(OF_BFLOAT16)
     made, found = written(source, OTHERS)
     assert is_standard(found)
-    assert bits(made) == bits(session(source, level="DISABLE_ALL", standard_ops=True))
+    assert bits(made) == bits(session(source, level="DISABLE_ALL", qdq="float"))
 
 
 def test_standard_operators_on_the_cpu(written):

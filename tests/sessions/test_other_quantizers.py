@@ -23,7 +23,7 @@ pytestmark = pytest.mark.compiled
 TOLERANCES = {"qonnx": 1e-6, "mct": 1e-3, "nvidia": 1e-6}
 
 # The models with ONNX's own DequantizeLinear in types that ONNX Runtime's CPU provider lacks.
-NEEDS_STANDARD_OPS = ("nvfp4_m",)
+NEEDS_FLOAT_QDQ = ("nvfp4_m",)
 
 
 @pytest.mark.parametrize("path", models_of(*TOLERANCES), ids=lambda path: path.stem)
@@ -32,7 +32,7 @@ def test_models(path):
     """Each quantization node gives the bits of the oracle for its inputs, and the model gives the vendor's outputs."""
     source = onnx.load(path)
     feeds, expected = expectation(path)
-    options = {"standard_ops": path.stem in NEEDS_STANDARD_OPS}
+    options = {"qdq": "float" if path.stem in NEEDS_FLOAT_QDQ else "auto"}
     outputs = session(path, **options).run(None, feeds)
     tolerance = TOLERANCES[path.parent.name] if HAS_SAME_SUMS and not path.stem.endswith("_qcdq") else 0.1
     for y, y_of_vendor in zip(outputs, expected, strict=True):
@@ -55,7 +55,7 @@ def test_models(path):
             assert_same_bits(known[name].view(y.dtype), y)  # models of ModelOpt say uint8 for float8e4m3fn
 
 
-def test_a_model_that_needs_standard_ops():
+def test_a_model_that_needs_this_packages_qdq():
     """ONNX Runtime has no DequantizeLinear of float4e2m1. It says so, unless this package runs ONNX's own operators, or the
     session optimizes the model."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"

@@ -6,7 +6,7 @@ from onnx_models import one_node
 
 import quark_numba
 from quark_numba.ort import native
-from quark_numba.ort.native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, domains_to_add
+from quark_numba.ort.native import ALL_DOMAINS, FLOAT_QDQ, REGISTERED, domains_to_add
 
 DOMAINS = ["", "quark", "vai", "own"]
 LIMIT = {"quark", "vai"}
@@ -18,18 +18,18 @@ HAS = {domain: f"quark_numba.has_domain.{domain}" for domain in DOMAINS}
     [
         ({}, [], ["quark", "vai", "own"]),
         ({}, [ALL_DOMAINS], ["quark", "vai", "own"]),
-        ({}, [STANDARD_OPS], ["", "quark", "vai", "own"]),
+        ({}, [FLOAT_QDQ], ["", "quark", "vai", "own"]),
         ({}, [REGISTERED, HAS["quark"], HAS["vai"], HAS["own"]], []),
-        ({}, [REGISTERED, HAS["quark"], HAS["vai"], HAS["own"], STANDARD_OPS], [""]),
-        ({}, [REGISTERED, STANDARD_OPS, *HAS.values()], []),
+        ({}, [REGISTERED, HAS["quark"], HAS["vai"], HAS["own"], FLOAT_QDQ], [""]),
+        ({}, [REGISTERED, FLOAT_QDQ, *HAS.values()], []),
         ({}, [REGISTERED], []),  # as a library for programs outside of Python leaves the options
-        ({}, [REGISTERED, STANDARD_OPS], [""]),
+        ({}, [REGISTERED, FLOAT_QDQ], [""]),
         (LIMIT, [], ["quark", "vai"]),
-        (LIMIT, [STANDARD_OPS], ["", "quark", "vai"]),
+        (LIMIT, [FLOAT_QDQ], ["", "quark", "vai"]),
         (LIMIT, [ALL_DOMAINS], ["quark", "vai", "own"]),
         (LIMIT, [HAS["quark"], HAS["vai"]], []),
         (LIMIT, [HAS["quark"], HAS["vai"], ALL_DOMAINS], ["own"]),
-        (LIMIT, [HAS["quark"], HAS["vai"], ALL_DOMAINS, STANDARD_OPS], ["", "own"]),
+        (LIMIT, [HAS["quark"], HAS["vai"], ALL_DOMAINS, FLOAT_QDQ], ["", "own"]),
         (LIMIT, [REGISTERED, ALL_DOMAINS, *HAS.values()], []),
     ],
 )

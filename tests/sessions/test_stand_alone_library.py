@@ -14,7 +14,7 @@ import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
 from libraries import (
-    HAS_STANDARD_OPS,
+    HAS_FLOAT_QDQ,
     HAS_ZIG,
     NAMES,
     REFUSED,
@@ -33,9 +33,10 @@ from marks import sizes
 from onnx import helper
 from onnx_models import feeds_of, model, one_node
 from paths import MODELS
+from rewritten_models import operators
 from text_graphs import text_model
 
-from quark_numba import ModelError, build_library
+from quark_numba import ModelError, build_library, optimize
 from quark_numba.cli import main
 from quark_numba.library import build, targets
 from quark_numba.models import model_files
@@ -172,21 +173,21 @@ x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 only"
 
 @pytest.mark.parametrize("name", REFUSED_AS_WRITTEN)
 def test_types_that_onnx_runtime_lacks(name, tmp_path):
-    with pytest.raises(ModelError, match=re.escape(REFUSED_AS_WRITTEN[name]) + ".*try --standard-ops"):
+    with pytest.raises(ModelError, match=re.escape(REFUSED_AS_WRITTEN[name]) + ".*try --qdq float"):
         built([name], "as written", tmp_path)
 
 
-@pytest.mark.skipif(not HAS_STANDARD_OPS, reason=TOO_OLD)
+@pytest.mark.skipif(not HAS_FLOAT_QDQ, reason=TOO_OLD)
 @pytest.mark.slow
 def test_the_operators_of_onnx(tmp_path):
     """float4e2m1, 16 bits and 8 bits in ONNX's own operators, as written."""
     names = [*REFUSED_AS_WRITTEN, "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
     library = built(names, "with ONNX's own operators", tmp_path / "out")
-    check_bits(library, models_beside(library), 2, tmp_path, standard_ops=True)
+    check_bits(library, models_beside(library), 2, tmp_path, qdq="float")
     onnx.save(one_node("quantize", "int4", domain=""), tmp_path / "other.onnx")
     assert "lacks ai.onnx::QuantizeLinear of float32, float32, int4" in child(REFUSED, library, tmp_path / "other.onnx")
-    with pytest.raises(ValueError, match="standard_ops is True without models"):
-        build_library(None, tmp_path / "all", standard_ops=True)
+    with pytest.raises(ValueError, match="qdq is 'float' without models"):
+        build_library(None, tmp_path / "all", qdq="float")
 
 
 @pytest.mark.slow
@@ -328,13 +329,13 @@ def test_on_other_processors(registered, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_STANDARD_OPS, reason=TOO_OLD)
+@pytest.mark.skipif(not HAS_FLOAT_QDQ, reason=TOO_OLD)
 def test_older_releases_of_onnx_runtime(registered, tmp_path):
     path = small(tmp_path)
     library = build_library(path, tmp_path / "out", optimize=False)
     message = "quark_numba: the library needs ONNX Runtime 1.20 or later; this is 1.19.0"
     assert [registered(library, release) for release in (20, 19)] == ["", message]
-    library = build_library(path, tmp_path / "standard", optimize=False, standard_ops=True)
+    library = build_library(path, tmp_path / "standard", optimize=False, qdq="float")
     message = "quark_numba: the library has ONNX's own operators, which needs ONNX Runtime 1.31 or later; this is 1.30.0"
     assert [registered(library, release) for release in (31, 30)] == ["", message]
 
@@ -408,10 +409,25 @@ def test_a_folder_in_the_place_of_a_file(name, tmp_path):
     assert [each.name for each in (tmp_path / "out").iterdir()] == [name]
 
 
+def test_models_are_optimized_with_qdq(tmp_path, monkeypatch):
+    """The library gets ONNX's own operators with "float" alone."""
+    path, jobs, written = MODELS / "textline_cls_a8w8.onnx", [], {}
+    monkeypatch.setattr(build, "_needs", lambda models, qdq: [])
+    monkeypatch.setattr(build, "_compile", lambda job, name: jobs.append(job))
+    monkeypatch.setattr(targets, "link", lambda command, name, work, library: library.touch())
+    for qdq in ("auto", "float", "onnxruntime"):
+        build_library(path, tmp_path / qdq, qdq=qdq)
+        written[qdq] = onnx.load(tmp_path / qdq / path.name)
+        assert operators(written[qdq]) == operators(optimize(path, qdq=qdq))
+    assert [job.has_qdq for job in jobs] == [False, True, False]
+    assert "QuantizeLinear" in operators(written["onnxruntime"])
+    assert "QuantizeLinear" not in operators(written["float"])
+
+
 def test_a_folder_named_like_a_file_of_tensors(tmp_path, monkeypatch):
     """A folder at the name of the file of tensors is refused only if that file is to be written."""
     (tmp_path / "out" / "small.onnx.data").mkdir(parents=True)
-    monkeypatch.setattr(build, "_needs", lambda models, standard_ops: [])
+    monkeypatch.setattr(build, "_needs", lambda models, qdq: [])
     monkeypatch.setattr(build, "_compile", lambda job, name: None)
     monkeypatch.setattr(targets, "link", lambda command, name, work, library: library.touch())
     build_library(small(tmp_path), tmp_path / "out")

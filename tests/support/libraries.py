@@ -23,8 +23,8 @@ linked = [
     pytest.mark.compiled,
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
-HAS_STANDARD_OPS = RELEASE >= c_api.STANDARD_OPS_RELEASE
-TOO_OLD = "standard_ops needs a newer ONNX Runtime"
+HAS_FLOAT_QDQ = RELEASE >= c_api.FLOAT_QDQ_RELEASE
+TOO_OLD = 'qdq="float" needs a newer ONNX Runtime'
 
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
 NAMES = (
@@ -45,7 +45,7 @@ EVERY_MODEL = [path.relative_to(MODELS).with_suffix("").as_posix() for path in s
 FORMS = {
     "optimized": {},
     "as written": {"optimize": False},
-    "with ONNX's own operators": {"optimize": False, "standard_ops": True},
+    "with ONNX's own operators": {"optimize": False, "qdq": "float"},
 }
 
 # The models that ONNX Runtime's CPU provider refuses as written, with its message, unless the library has ONNX's own operators.
@@ -98,8 +98,8 @@ def child(code, *arguments):
     return process.stdout
 
 
-def own_session(path, threads, standard_ops=False):
-    return session(path, threads=threads, standard_ops=standard_ops, disable_quant_qdq="1")
+def own_session(path, threads, qdq="auto"):
+    return session(path, threads=threads, qdq=qdq, disable_quant_qdq="1")
 
 
 def names_of(form):
@@ -110,7 +110,7 @@ def names_of(form):
 
 def built(names, form, folder, **options):
     """Build a library of models in a form. Skip the test if ONNX Runtime is too old for it."""
-    if "standard_ops" in FORMS[form] and not HAS_STANDARD_OPS:
+    if "qdq" in FORMS[form] and not HAS_FLOAT_QDQ:
         pytest.skip(TOO_OLD)
     paths = [MODELS / f"{name}.onnx" for name in names]
     library = quark_numba.build_library(paths, folder, **FORMS[form], **options)
@@ -131,11 +131,11 @@ class Case(NamedTuple):
 
 
 @functools.cache
-def cases(models, threads, *, least=1.0, standard_ops=False, size=SIZE):
+def cases(models, threads, *, least=1.0, qdq="auto", size=SIZE):
     """Return a case for each path of a tuple. Of all outputs, at `least` this part is not constant."""
     found = []
     for path in models:
-        made = own_session(path, threads, standard_ops)
+        made = own_session(path, threads, qdq)
         feeds = feeds_of(made, size)
         found.append(Case(path, feeds, made.run(None, feeds)))
     assert np.mean([np.ptp(y) > 0 for each in found for y in each.outputs]) >= least

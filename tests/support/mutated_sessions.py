@@ -52,8 +52,8 @@ def case(seed):
     return mutated_models.mutated(rng, whole), x
 
 
-def drop_in(source, standard_ops=True):
-    return session(source, level="DISABLE_ALL", threads=1, standard_ops=standard_ops)
+def drop_in(source, qdq="float"):
+    return session(source, level="DISABLE_ALL", threads=1, qdq=qdq)
 
 
 def names(made):
@@ -110,7 +110,7 @@ def try_uses(seed, found):
         with contextlib.suppress(Exception):
             made = drop_in(path)
             expected = run(made, x)
-            run(drop_in(path, standard_ops=False), x)
+            run(drop_in(path, qdq="onnxruntime"), x)
             has_to_run = True
         for name, use in USES.items():
             yield name

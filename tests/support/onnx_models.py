@@ -95,13 +95,13 @@ def session_options(level="ENABLE_ALL", threads=0, spins=False, **entries):
     return options
 
 
-def session(source, *, backend="native", standard_ops=False, threads=2, **named):
+def session(source, *, backend="native", qdq="auto", threads=2, **named):
     """Return a session. `backend` None: without the package's operators. `named`: see `session_options`."""
     if backend == "extensions":
         pytest.importorskip("onnxruntime_extensions")
     options = session_options(threads=threads, **named)
     if backend:
-        quark_numba.register(options, backend=backend, standard_ops=standard_ops)
+        quark_numba.register(options, backend=backend, qdq=qdq)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
 

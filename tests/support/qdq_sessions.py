@@ -38,7 +38,7 @@ import quark_numba
 from quark_numba.rewriting import integer_operators
 
 ALL, NONE = "ENABLE_ALL", "DISABLE_ALL"
-REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", "drop-in, standard_ops=True", 300
+REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", "drop-in, qdq=float", 300
 
 
 # Sessions.
@@ -55,7 +55,7 @@ def ours(model, level=ALL, threads=1, **named):
 
 
 def optimized(model, **named):
-    return session(quark_numba.optimize(model, **named), standard_ops=named.get("qdq") == "float", threads=1)
+    return session(quark_numba.optimize(model, **named), qdq=named.get("qdq", "auto"), threads=1)
 
 
 def on_integers(make, model):
@@ -137,7 +137,7 @@ MODES = {
     "BASIC": (lambda model, folder: ours(model, "ENABLE_BASIC"), run),
     "DISABLE_ALL": (lambda model, folder: ours(model, NONE), run),
     "files": (through_files, run),
-    DROP_IN: (lambda model, folder: session(model, standard_ops=True, threads=1), run),
+    DROP_IN: (lambda model, folder: session(model, qdq="float", threads=1), run),
     "2 threads": (lambda model, folder: ours(model, threads=2), run),
     "4 threads": (lambda model, folder: ours(model, threads=4), run),
     "run_async": (lambda model, folder: ours(model, threads=2), run_async),

@@ -60,12 +60,12 @@ def assert_same_values(before, after, feeds, content=content, **options):
     return names
 
 
-def assert_rewritten(before, expected, feeds, standard_ops=False, **options):
-    """Assert that `optimize` makes a model of the expected operators, in which all values that both models have are equal.
-    Return its result."""
+def assert_rewritten(before, expected, feeds, session_qdq="auto", **options):
+    """Assert that `optimize` makes a model of the expected operators, in which all values that both models have are equal, in
+    sessions of `session_qdq`. Return its result."""
     result = optimized(before, **options)
     assert operators(result.model) == expected
-    assert_same_values(before, result.model, feeds, standard_ops=standard_ops)
+    assert_same_values(before, result.model, feeds, qdq=session_qdq)
     return result
 
 

@@ -52,7 +52,7 @@ def findings(graphs, seed):
         case = case_of(graphs, seed)
         source, feeds = case.model, case.feeds
     try:
-        drop_in = session(source, standard_ops=True, threads=1, **_AS_WRITTEN)
+        drop_in = session(source, qdq="float", threads=1, **_AS_WRITTEN)
         expected = [drop_in.run(None, used(drop_in, feed)) for feed in feeds]
     except Exception:
         return None

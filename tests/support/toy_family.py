@@ -1,15 +1,15 @@
-"""Two operators that the package lacks, declared as in a family, with compute functions. `add` puts them into the catalog;
-no other part of the package is changed for them.
+"""A family of two operators that the package lacks, in one file: what `operators` and the family's module in
+`quark_numba/ort/nodes/` have. `add` puts it into the catalog of this process, `add_to_copy` into a copy of the package.
 
 `toy::Spread` has two outputs, one of them not of x's shape, and a float attribute: y = x * factor, and the sum of y's elements.
 `toy::Mix` has any number of inputs and a list: y = offsets[0] + the sum of all inputs.
 """
 
+import shutil
 import sys
 
 import numpy as np
 
-from quark_numba.catalog import OPERATORS
 from quark_numba.compiling.intrinsics import array_at, record_at, stack
 from quark_numba.declaration import Attribute, Operator, Parameter, Tensor
 from quark_numba.element_types import FLOAT32
@@ -102,6 +102,43 @@ def compute(state_address, context_address):
     return 0
 
 
+OPERATORS = (SPREAD, MIX)
+
+
 def add():
-    for operator in (SPREAD, MIX):
-        OPERATORS.add(operator, sys.modules[__name__])
+    from quark_numba.catalog import OPERATORS as CATALOG
+
+    for operator in OPERATORS:
+        CATALOG.add(operator, sys.modules[__name__])
+
+
+# The modules of the family in the package, and what is added to files that name families: after the first text, the second.
+MODULES = {
+    "toy/__init__.py": "",
+    "toy/kernels.py": "",
+    "toy/operators.py": "from toy_family import OPERATORS\n",
+    "ort/nodes/toy.py": "from toy_family import STATE, compute, select\n",
+}
+LINES = {
+    "quark_numba/catalog.py": [
+        ("from .region import operators as region\n", "from .toy import operators as toy\n"),
+        ("_FAMILIES = (", "toy, "),
+    ],
+    "pyproject.toml": [("recurrent | tables", " | toy")],
+    "quark_numba/README.md": [("value of a table |\n", "| `quark_numba/toy/` | family: of tests |\n")],
+}
+
+
+def add_to_copy(root, folder):
+    """Copy what of the repository at `root` has to do with families to a folder, and add the family to it."""
+    shutil.copytree(root / "quark_numba", folder / "quark_numba", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", folder)
+    for name, source in MODULES.items():
+        (folder / "quark_numba" / name).parent.mkdir(exist_ok=True)
+        (folder / "quark_numba" / name).write_text(source)
+    for name, added in LINES.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        for before, line in added:
+            assert text.count(before) == 1, before
+            text = text.replace(before, before + line)
+        (folder / name).write_text(text, encoding="utf-8")

@@ -61,7 +61,7 @@ def web(request):
 
 
 # Sessions of the package, in which each node is computed by itself.
-in_package = functools.partial(session, standard_ops=True, level="DISABLE_ALL")
+in_package = functools.partial(session, qdq="float", level="DISABLE_ALL")
 
 # The example.
 
