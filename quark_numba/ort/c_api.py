@@ -9,6 +9,8 @@ from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_uby
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from ..declaration import Attribute, Kind
     from ..element_types import ElementType
@@ -73,6 +75,10 @@ class OrtApi(IntEnum):
 SHAPE_REFERENCE_RELEASE = (1, 24)
 
 API_WORDS = max(OrtApi) + 1
+
+# The table, as compiled functions read it (``compiling.intrinsics.record_at``): an int64 for the address of each function.
+_OFFSETS = [8 * index for index in OrtApi]
+API = np.dtype({"names": [*OrtApi.__members__], "formats": [np.int64] * len(OrtApi), "offsets": _OFFSETS})
 
 # OrtErrorCode
 ORT_FAIL = 1
