@@ -213,7 +213,7 @@ def create_status(api: int, code: int, message: str) -> int:
     return int(function(api, OrtApi.CreateStatus, c_void_p, 2)(code, message.encode()))
 
 
-def attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
+def read_attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
     """The value of a node's attribute, or its default. Raises StatusError if the attribute is of another kind, or if it is
     required and missing."""
     try:
@@ -249,20 +249,20 @@ _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
 }
 
 
-def node_name(api: int, info: int) -> str:
+def read_node_name(api: int, info: int) -> str:
     """The name of an OrtKernelInfo's node."""
     return _text(api, OrtApi.KernelInfo_GetNodeName, info)
 
 
-def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
+def read_inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
     """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, None if it
     is unknown or a scalar's, which look the same."""
     count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
-    return [tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
+    return [read_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
 
-def tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
-    """The type and the shape of an input or an output, for `get`, as `inputs` returns them."""
+def read_tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
+    """The type and the shape of an input or an output, for `get`, as `read_inputs` returns them."""
     type_info, number, shape = ask(api, get, c_void_p, info, index), 0, None
     tensor_info = ask(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, type_info)
     if tensor_info:
@@ -279,7 +279,7 @@ def _shape(api: int, info: int) -> list[int | None]:
     return [None if size < 0 else size for size in sizes]
 
 
-def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
+def read_constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
     """For each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no constant."""
     result = []
     for index in range(count):
@@ -302,7 +302,7 @@ class InferredTensor(NamedTuple):
     names: list[bytes]  # of the dimensions, empty if they have none
 
 
-def inferred_input(api: int, context: int, index: int) -> InferredTensor | None:
+def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | None:
     """An input of an OrtShapeInferContext; None if the node leaves it out."""
     try:
         info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
@@ -327,7 +327,7 @@ def set_inferred_output(api: int, context: int, index: int, inferred: InferredTe
     function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, 1)(info)
 
 
-def inferred_attribute(api: int, context: int, declared: Attribute) -> Any:
+def read_inferred_attribute(api: int, context: int, declared: Attribute) -> Any:
     """The value of an INT attribute of an OrtShapeInferContext, or its default if the node does not have it."""
     try:
         found = ask(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, context, declared.name.encode())

@@ -47,7 +47,7 @@ class _Node(NamedTuple):
     """What a kernel is made for: the attributes of a node, and the types and shapes that are checked."""
 
     attributes: dict[str, Any]
-    inputs: list[tuple[int, list[int | None] | None]] | None  # as from `c_api.inputs`; None: they are not checked
+    inputs: list[tuple[int, list[int | None] | None]] | None  # as from `c_api.read_inputs`; None: they are not checked
     outputs: list[int | None]  # ONNXTensorElementDataType; None: ONNX Runtime checks it
 
     @property
@@ -55,7 +55,7 @@ class _Node(NamedTuple):
         return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in self.attributes.items())
 
 
-def structure_of(description: Description, provider: str | None, functions: Mapping[str, int], python: int) -> OrtCustomOp:
+def make_structure(description: Description, provider: str | None, functions: Mapping[str, int], python: int) -> OrtCustomOp:
     """A new OrtCustomOp for an execution provider; None: the CPU's. `functions` are those of ``callbacks``, `python` is the
     address of a record PYTHON."""
     arrays = "input_types", "output_types", "input_characteristics", "output_characteristics"
@@ -130,12 +130,12 @@ class CustomOp:
         from .loading import is_undeclared
 
         operator, _ = self.declared
-        known = [c_api.inferred_input(self.api, context, index) for index in range(len(operator.inputs))]
+        known = [c_api.read_inferred_input(self.api, context, index) for index in range(len(operator.inputs))]
         x = known[0]
         if x is None or not x.shape:
             return
         inputs = [given and Tensor(_element_type(given.number), given.shape or None) for given in known]
-        attributes = {each.name: c_api.inferred_attribute(self.api, context, each) for each in operator.attributes}
+        attributes = {each.name: c_api.read_inferred_attribute(self.api, context, each) for each in operator.attributes}
         for index, output in enumerate(operator.infer(inputs, attributes)):
             has_any_type = self.description.output_types[index] == c_api.ANY_TYPE
             if has_any_type and not is_undeclared(thread, operator.domain, operator.name):
@@ -153,10 +153,10 @@ class CustomOp:
         """Return what is known of an OrtKernelInfo's node."""
         description, get_type = self.description, OrtApi.KernelInfo_GetOutputTypeInfo
         return _Node(
-            {attribute[0]: c_api.attribute(self.api, info, *attribute) for attribute in description.attributes},
-            c_api.inputs(self.api, info) if description.is_checked else None,
+            {attribute[0]: c_api.read_attribute(self.api, info, *attribute) for attribute in description.attributes},
+            c_api.read_inputs(self.api, info) if description.is_checked else None,
             [
-                c_api.tensor(self.api, get_type, info, index)[0] if number == c_api.ANY_TYPE else None
+                c_api.read_tensor(self.api, get_type, info, index)[0] if number == c_api.ANY_TYPE else None
                 for index, number in enumerate(description.output_types)
             ],
         )
@@ -208,7 +208,7 @@ class CustomOp:
 
     def _prepare(self, kernel: Kernel, info: int) -> int:
         """Return the address of a node's state, as the family's `prepare` does: the given one, or one for this node alone."""
-        constants = c_api.constants(self.api, info, len(self.description.input_types))
+        constants = c_api.read_constants(self.api, info, len(self.description.input_types))
         words = [word for pair in constants for word in pair]
         prepare = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(kernel.prepare)
         address = prepare(kernel.state, (c_int64 * len(words))(*words))

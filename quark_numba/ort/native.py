@@ -16,7 +16,7 @@ from ..compiling.lock import created, created_once
 from ..errors import NotAvailableError
 from . import c_api, cuda, kept_kernels, python_record
 from .c_api import Description, OrtApi
-from .custom_op import CustomOp, Need, structure_of
+from .custom_op import CustomOp, Need, make_structure
 from .library.load import check_platform, load
 from .providers import CUDA, available, better_in_standard
 
@@ -106,7 +106,7 @@ def _descriptions(release: tuple[int, ...]) -> list[Description]:
     return operators.descriptions(release)
 
 
-def _status(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
+def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
     """Run `action` under the creation lock and set `is_done`. Returns an OrtStatus if it raises: no exception may reach C."""
     try:
         created(action)
@@ -187,14 +187,16 @@ class Registry:
             release = release_of(version)
             domains = dict.fromkeys(description.domain for description in _descriptions(release))
             for domain in domains_to_add(domains, self.limit, has):
-                c_api.call(api, OrtApi.AddCustomOpDomain, options, self._domain(api, release, domain, has(LISTS_NEEDS)))
+                c_api.call(
+                    api, OrtApi.AddCustomOpDomain, options, self._get_or_create_domain(api, release, domain, has(LISTS_NEEDS))
+                )
                 set_entry(_HAS_DOMAIN + domain)
             if not has(REGISTERED) and (not self.limit or has(ALL_DOMAINS)):
                 set_entry(REGISTERED)
 
-        return _status(api, add, is_done)
+        return _run(api, add, is_done)
 
-    def _domain(self, api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
+    def _get_or_create_domain(self, api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
         """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
         overloads' types to check types, and to infer the types of outputs that the model does not declare."""
         key = api, domain, lists_needs
@@ -205,7 +207,7 @@ class Registry:
                 if description.domain != domain:
                     continue
                 for provider in all_providers if description.runs_on_gpus else [None]:
-                    structure = structure_of(description, provider, self._functions, self.python_functions)
+                    structure = make_structure(description, provider, self._functions, self.python_functions)
                     address = ctypes.addressof(structure)
                     self._custom_ops[address] = CustomOp(api, release, description, structure, lists_needs, bool(provider))
                     c_api.call(api, OrtApi.CustomOpDomain_Add, made, address)
@@ -224,7 +226,7 @@ class Registry:
                 self._warn_of_copies()
             c_void_p.from_address(result).value = custom_op.create_kernel(info)
 
-        return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
+        return _run(api, create, is_done, lambda: f" (node {c_api.read_node_name(api, info)!r})")
 
     def _infer_outputs(self, op: int, context: int, thread: int, _d: int, is_done: Any) -> None:
         """OrtCustomOp::InferOutputShapeFn. ONNX Runtime ignores a status: if this fails, it falls back to its own inference."""

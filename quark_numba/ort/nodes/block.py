@@ -78,7 +78,7 @@ def settle(state_address: int, values_address: int) -> int:
 def begin(state: Any, context_address: int) -> Any:
     """(an OrtStatus, the size of x, the values and shapes of inputs, the length of the axis, the number of elements behind an
     index of it, the values of y and of the scales). There is nothing to do if the status is an error or the size 0."""
-    has_many, values, shapes = context.inputs(state, context_address, 1 + state.has_tensor_scale, 2)
+    has_many, values, shapes = context.read_inputs(state, context_address, 1 + state.has_tensor_scale, 2)
     x_shape = context.shape_at(shapes, 0)
     if state.is_of_whole_blocks:
         fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)

@@ -139,7 +139,7 @@ def element_type_of(state: Any, value: int) -> int:
 
 
 @jit.function
-def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
+def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
     """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the SHAPE of each
     input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input has a rank above
     MAX_RANK."""
@@ -152,14 +152,14 @@ def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, ro
 
 
 @jit.expand
-def inputs(state: Any, context: int, count: int, most: int) -> Any:
+def read_inputs(state: Any, context: int, count: int, most: int) -> Any:
     """(whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
-    `most`, as `inputs_of` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that a
-    node lacks, too."""
+    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that
+    a node lacks, too."""
     values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), most, SHAPE)
     for k in range(most):
         values[k] = shapes[k].dimensions = shapes[k].rank = 0
-    has_many = inputs_of(state, context, count, values, shapes, stack(most * MAX_RANK))
+    has_many = _read_inputs(state, context, count, values, shapes, stack(most * MAX_RANK))
     return has_many, values, shapes
 
 

@@ -159,7 +159,7 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     count = min(context.count_inputs(state, context_address), state.inputs)
-    has_many, values, shapes = context.inputs(state, context_address, count, INPUTS)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, INPUTS)
     has_all = count == state.inputs and values[count - 1] != 0
     sources = state.sources if has_all else state.fewer_sources
     numbers = state.values if has_all else state.fewer_values

@@ -30,7 +30,7 @@ STATE = context.state_dtype(
 NUMBERS = FREE = ("axis", "block_size")
 
 _PARTS = granularity.per_tensor, granularity.per_axis, granularity.blocked, granularity.blocked_fault
-_loop_shape = jit.function(
+_loop_shape = jit.inline(
     granularity.loop_shape, size_of=context.size_of, **{part.__name__: jit.inline(part) for part in _PARTS}
 )
 
@@ -125,7 +125,7 @@ def begin(state: Any, context_address: int) -> Any:
     """(an OrtStatus, the size of x, the values and shapes of inputs, the loop, the value of y). There is nothing to do if the
     status is an error or the size 0."""
     count = context.count_inputs(state, context_address)
-    has_many, values, shapes = context.inputs(state, context_address, count, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
     if values[2] == 0:  # without a zero point
         shapes[2].dimensions, shapes[2].rank = shapes[1].dimensions, shapes[1].rank
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)

@@ -36,7 +36,7 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, values, shapes = context.inputs(state, context_address, 3, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, 3, 3)
     scale_shape, bias_shape = context.shape_at(shapes, 1), context.shape_at(shapes, 2)
     x_shape = context.shape_at(shapes, 0)
     fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)

@@ -98,7 +98,7 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     hidden = state.layer.hidden
-    has_many, values, shapes = context.inputs(state, context_address, 4, 4)
+    has_many, values, shapes = context.read_inputs(state, context_address, 4, 4)
     x_shape, w_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     r_shape, b_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     fault, steps, batch, inputs = _layer_shape(hidden, x_shape, w_shape, r_shape, b_shape)

@@ -108,7 +108,7 @@ def begin(state: Any, context_address: int) -> Any:
     """(whether an input has a rank above MAX_RANK, the fault, the number of the input at fault, the values of the inputs, the
     inputs as Operands, y's shape)."""
     count = state.count
-    has_many, values, given = context.inputs(state, context_address, count, count)
+    has_many, values, given = context.read_inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
         dimensions = context.shape_at(given, k)

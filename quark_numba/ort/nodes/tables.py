@@ -37,7 +37,7 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, STATE)
     is_nearest = state.is_nearest != 0
     count = np.int64(3) if is_nearest else np.int64(2)
-    has_many, values, shapes = context.inputs(state, context_address, count, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
     x_shape, table_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     last_shape = context.shape_at(shapes, count - 1)
     fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
