@@ -50,9 +50,10 @@ _FLAGS = {"error_model": "numpy", "nogil": True}
 unsigned = np.uintp if JIT_ENABLED else int
 
 
-def inline(function: Callable[..., Any]) -> Any:
-    """Return a function that is compiled into its callers."""
-    return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
+def inline(function: Callable[..., Any], **calls: Any) -> Any:
+    """Return a function that is compiled into its callers. `calls`: see `function`."""
+    named = _named(function, function.__name__, calls) if calls else function
+    return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
 
 def expand(function: Callable[..., Any]) -> Any:

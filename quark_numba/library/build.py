@@ -21,6 +21,7 @@ from ..dialects import quark
 from ..errors import ModelError, file_error, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import native, register
+from ..ort.custom_op import Need, need_of
 from ..rewriting.optimize import optimized
 from . import child, targets
 
@@ -180,7 +181,7 @@ def _compile(job: targets.Job, name: str) -> None:
         raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")
 
 
-def _needs(models: Sequence[Path], qdq: Qdq) -> list[native.Need]:
+def _needs(models: Sequence[Path], qdq: Qdq) -> list[Need]:
     """Return the operators, types and attributes that the nodes of models need."""
     with native.REGISTRY.listing_needs() as needs:
         for model in models:
@@ -200,7 +201,7 @@ def _needs(models: Sequence[Path], qdq: Qdq) -> list[native.Need]:
         return [*needs]
 
 
-def _needs_of_quark() -> list[native.Need]:
+def _needs_of_quark() -> list[Need]:
     """Return all that nodes of Quark's operators may need."""
     needs = []
     for operator in dict.fromkeys(operator for domain in quark.DOMAINS for operator in OPERATORS.newest(domain)):
@@ -208,7 +209,7 @@ def _needs_of_quark() -> list[native.Need]:
         values = [option.values or (1 if option.default is None else option.default,) for option in operator.attributes]
         names = [attribute.name for attribute in operator.attributes]
         for overload in operator.overloads(lambda element_type: element_type.has_tensors()):
-            needs += [native.need_of(operator, overload, (*zip(names, chosen, strict=True),)) for chosen in product(*values)]
+            needs += [need_of(operator, overload, (*zip(names, chosen, strict=True),)) for chosen in product(*values)]
     return needs
 
 

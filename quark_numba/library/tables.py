@@ -13,7 +13,8 @@ from ..compiling import elsewhere
 from ..declaration import Attribute, Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, UINT8, ElementType
 from ..ort import NO_FUSIONS, c_api, operators
-from ..ort.native import REGISTERED, Need
+from ..ort.custom_op import Need
+from ..ort.native import REGISTERED
 from ..ort.nodes import context
 from .targets import COMMAND, Job
 

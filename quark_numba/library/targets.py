@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..compiling.elsewhere import Machine
 from ..errors import ModelError
-from ..ort.native import Need
+from ..ort.custom_op import Need
 
 # The command, as messages of libraries name it.
 COMMAND = "quark-numba build-library MODEL... -o FOLDER"

@@ -9,6 +9,8 @@ from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_uby
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from ..declaration import Attribute, Kind
     from ..element_types import ElementType
@@ -73,6 +75,10 @@ class OrtApi(IntEnum):
 SHAPE_REFERENCE_RELEASE = (1, 24)
 
 API_WORDS = max(OrtApi) + 1
+
+# The table, as compiled functions read it (``compiling.intrinsics.record_at``): an int64 for the address of each function.
+_OFFSETS = [8 * index for index in OrtApi]
+API = np.dtype({"names": [*OrtApi.__members__], "formats": [np.int64] * len(OrtApi), "offsets": _OFFSETS})
 
 # OrtErrorCode
 ORT_FAIL = 1
@@ -166,9 +172,15 @@ def words_at(values: tuple[int, ...]) -> int:
 
 
 @functools.cache
+def text_at(text: bytes) -> int:
+    """The address of a text that ends in a zero byte."""
+    return ctypes.addressof(keep(create_string_buffer(text)))
+
+
+@functools.cache
 def texts_at(texts: tuple[bytes, ...]) -> int:
     """The address of an array with the address and the length of each text."""
-    return words_at(tuple(word for text in texts for word in (ctypes.addressof(keep(create_string_buffer(text))), len(text))))
+    return words_at(tuple(word for text in texts for word in (text_at(text), len(text))))
 
 
 def function(api: int, index: OrtApi, result: Any, count: int) -> Any:
@@ -201,7 +213,7 @@ def create_status(api: int, code: int, message: str) -> int:
     return int(function(api, OrtApi.CreateStatus, c_void_p, 2)(code, message.encode()))
 
 
-def attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
+def read_attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
     """The value of a node's attribute, or its default. Raises StatusError if the attribute is of another kind, or if it is
     required and missing."""
     try:
@@ -237,37 +249,37 @@ _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
 }
 
 
-def node_name(api: int, info: int) -> str:
+def read_node_name(api: int, info: int) -> str:
     """The name of an OrtKernelInfo's node."""
     return _text(api, OrtApi.KernelInfo_GetNodeName, info)
 
 
-def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
+def read_inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
     """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, None if it
     is unknown or a scalar's, which look the same."""
     count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
-    return [tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
+    return [read_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
 
-def tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
-    """The type and the shape of an input or an output, for `get`, as `inputs` returns them."""
+def read_tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
+    """The type and the shape of an input or an output, for `get`, as `read_inputs` returns them."""
     type_info, number, shape = ask(api, get, c_void_p, info, index), 0, None
     tensor_info = ask(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, type_info)
     if tensor_info:
         number = ask(api, OrtApi.GetTensorElementType, c_int, tensor_info)
-        shape = [None if size < 0 else size for size in _sizes(api, tensor_info)] or None
+        shape = _shape(api, tensor_info) or None
     function(api, OrtApi.ReleaseTypeInfo, None, 1)(type_info)
     return number, shape
 
 
-def _sizes(api: int, info: int) -> list[int]:
-    """The dimensions of an OrtTensorTypeAndShapeInfo, below 0 for one that is not known."""
+def _shape(api: int, info: int) -> list[int | None]:
+    """The dimensions of an OrtTensorTypeAndShapeInfo, None for one that is not known."""
     sizes = (c_int64 * ask(api, OrtApi.GetDimensionsCount, c_size_t, info))()
     call(api, OrtApi.GetDimensions, info, sizes, len(sizes))
-    return list(sizes)
+    return [None if size < 0 else size for size in sizes]
 
 
-def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
+def read_constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
     """For each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no constant."""
     result = []
     for index in range(count):
@@ -282,45 +294,46 @@ def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
     return result
 
 
-class Dimensions(NamedTuple):
-    """The dimensions of a tensor: sizes, below 0 if they are not known, and names, empty if there are none."""
+class InferredTensor(NamedTuple):
+    """What an OrtShapeInferContext has of a tensor. A scalar has no dimensions, and neither has a tensor of unknown rank."""
 
-    sizes: list[int]
-    names: list[bytes]
+    number: int  # ONNXTensorElementDataType
+    shape: list[int | None]
+    names: list[bytes]  # of the dimensions, empty if they have none
 
 
-def inference_input(api: int, context: int, index: int) -> tuple[int, Dimensions] | None:
-    """The element type and the dimensions of an input of an OrtShapeInferContext; None if the node leaves the input out. A
-    scalar has no dimensions, and neither has a tensor of unknown rank."""
+def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | None:
+    """An input of an OrtShapeInferContext; None if the node leaves it out."""
     try:
         info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
     except StatusError:
         return None
-    sizes = _sizes(api, info)
-    names = (c_char_p * len(sizes))()
-    call(api, OrtApi.GetSymbolicDimensions, info, names, len(sizes))
-    return ask(api, OrtApi.GetTensorElementType, c_int, info), Dimensions(sizes, [name or b"" for name in names])
+    shape = _shape(api, info)
+    names = (c_char_p * len(shape))()
+    call(api, OrtApi.GetSymbolicDimensions, info, names, len(shape))
+    return InferredTensor(ask(api, OrtApi.GetTensorElementType, c_int, info), shape, [name or b"" for name in names])
 
 
-def set_inferred(api: int, context: int, index: int, number: int, dimensions: Dimensions) -> None:
-    """Set the element type and the dimensions of an output of an OrtShapeInferContext. ONNX Runtime would take a dimension that
-    has neither size nor name for one of -1."""
+def set_inferred_output(api: int, context: int, index: int, inferred: InferredTensor) -> None:
+    """Set an output of an OrtShapeInferContext. ONNX Runtime would take a dimension that has neither size nor name for one of
+    -1."""
     info = ask(api, OrtApi.CreateTensorTypeAndShapeInfo, c_void_p)
-    rank = len(dimensions.sizes)
-    call(api, OrtApi.SetTensorElementType, info, number)
-    call(api, OrtApi.SetDimensions, info, (c_int64 * rank)(*dimensions.sizes), rank)
-    call(api, OrtApi.SetSymbolicDimensions, info, (c_char_p * rank)(*dimensions.names), rank)
+    sizes = [-1 if size is None else size for size in inferred.shape]
+    rank = len(sizes)
+    call(api, OrtApi.SetTensorElementType, info, inferred.number)
+    call(api, OrtApi.SetDimensions, info, (c_int64 * rank)(*sizes), rank)
+    call(api, OrtApi.SetSymbolicDimensions, info, (c_char_p * rank)(*inferred.names), rank)
     call(api, OrtApi.ShapeInferContext_SetOutputTypeShape, context, index, info)
     function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, 1)(info)
 
 
-def inference_attribute(api: int, context: int, declared: Attribute) -> Any:
+def read_inferred_attribute(api: int, context: int, declared: Attribute) -> Any:
     """The value of an INT attribute of an OrtShapeInferContext, or its default if the node does not have it."""
     try:
-        attribute = ask(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, context, declared.name.encode())
+        found = ask(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, context, declared.name.encode())
     except StatusError:
         return declared.default
     value = c_int64()
     size = ctypes.sizeof(value)
-    call(api, OrtApi.ReadOpAttr, attribute, ORT_OP_ATTR_INT, ctypes.byref(value), size, ctypes.byref(c_size_t()))
+    call(api, OrtApi.ReadOpAttr, found, ORT_OP_ATTR_INT, ctypes.byref(value), size, ctypes.byref(c_size_t()))
     return value.value

@@ -26,19 +26,17 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, call, record_at, stack
+from ..compiling.intrinsics import array_at, call, new_record, record_at, stack
 from . import python_record
-from .c_api import ORT_FAIL, OrtApi, OrtCustomOp, keep
+from .c_api import API, ORT_FAIL, OrtCustomOp, keep
 from .python_record import PYTHON, fill, python_functions
 
 # The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
 # when it has come to its end.
 _WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")])
-_WORK_WORDS = _WORK.itemsize // 8
 _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
 
 _PYTHON_AT = OrtCustomOp.python.offset
-_CREATE_STATUS = int(OrtApi.CreateStatus)
 
 
 def run_work(work_address: int) -> int:
@@ -62,8 +60,7 @@ def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int,
     the status is an error, or 0 if `api` is 0. While the interpreter ends, no other thread can enter Python: then this thread
     runs the function."""
     python = record_at(python_address, PYTHON)
-    work_address = stack(_WORK_WORDS)
-    work = record_at(work_address, _WORK)
+    work_address, work = new_record(_WORK)
     work.function, work.a, work.b, work.c, work.d, work.status, work.is_done = function, a, b, c, d, 0, 0
     is_finalizing = call(python.is_finalizing, (0,)) & 1
     has_gil = is_finalizing == 0 and call(python.PyGILState_Check, (0,)) & 1 == 1
@@ -84,7 +81,7 @@ def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int,
     if has_gil:
         call(python.PyEval_RestoreThread, (saved,))
     if api and work.status == 0 and work.is_done == 0:
-        return call(array_at(api, _CREATE_STATUS + 1, np.int64)[_CREATE_STATUS], (ORT_FAIL, python.message))
+        return call(record_at(api, API).CreateStatus, (ORT_FAIL, python.message))
     return work.status
 
 

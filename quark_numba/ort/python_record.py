@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..compiling.lock import thread_states
-from .c_api import keep
+from .c_api import keep, text_at
 
 # Functions of Python's C API. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
@@ -37,7 +37,7 @@ def python_functions(run_work: int, **functions: Callable[[int, int, int, int, A
     record = keep(np.zeros((), PYTHON))
     fill(record, _PYTHON_API)
     record["run_work"], record["thread_states"] = run_work, thread_states
-    record["message"] = ctypes.addressof(keep(ctypes.create_string_buffer(b"quark_numba: a Python function did not finish")))
+    record["message"] = text_at(b"quark_numba: a Python function did not finish")
     for name, function in functions.items():
         record[name] = ctypes.cast(keep(PythonFunction(function)), c_void_p).value
     return int(record.ctypes.data)

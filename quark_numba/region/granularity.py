@@ -38,14 +38,14 @@ class Operands(NamedTuple):
     ranks: Any
     axes: Any  # OPERAND, or the axis below 0 along which it has scales or zero points; 0 for one of these
     scalars: Any  # whether it has to have one element
+    room: int  # the places for a shape
 
 
 def split_channels(operands: Operands, block: int) -> int:
     """Replace each shape (N, C, H, W) by the five dimensions (N, C / block, H, W, block), in which the elements of a blocked
     tensor are stored, or by (N, 1, H, W, 1) for one channel. Return the number of the first input whose C is neither 1 nor a
     multiple of the block; -1: there is none."""
-    shapes, ranks = operands.shapes, operands.ranks
-    room = len(shapes) // len(ranks)
+    shapes, ranks, _, _, room = operands
     for k in range(len(ranks)):
         if operands.axes[k] != OPERAND or ranks[k] != 4:
             continue
@@ -68,8 +68,8 @@ def join_channels(shape: Any, joined: Any) -> None:
 def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
     """Write the shape to which all operands broadcast to the end of `shape`, which has a place for each of an input. Return
     (the number of an operand that does not go with the others, rank); -1: there is none."""
-    shapes, ranks, axes, _ = operands
-    count, room = len(ranks), len(shape)
+    shapes, ranks, axes, _, room = operands
+    count = len(ranks)
     rank = 0
     for k in range(count):
         if axes[k] == OPERAND and ranks[k] > rank:
@@ -87,8 +87,8 @@ def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
 def y_shape(operands: Operands, layout: int, shape: Any) -> tuple[int, int, int]:
     """Write y's shape to the end of `shape`, and return (fault, input at fault, rank). `layout` is the number of channels in a
     block of the blocked layout, whose tensors get five dimensions; 0: tensors are in ONNX's layout."""
-    shapes, ranks, axes, scalars = operands
-    count, room = len(ranks), len(shape)
+    shapes, ranks, axes, scalars, room = operands
+    count = len(ranks)
     wrong = split_channels(operands, layout) if layout else -1
     if wrong >= 0:
         return NOT_BLOCKED, wrong, 0
@@ -138,8 +138,8 @@ def loop_shape(operands: Operands, axis: int, shape: Any, lengths: Any, masks: A
     """Return the number of dimensions of the loop, and write their `lengths` and `masks`. The loop has the dimensions of y's
     `shape` without dimensions of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set
     if input k has the dimension; the bit behind those of the inputs, if it is `axis`, which is not merged; 0: there is none."""
-    shapes, ranks, axes, _ = operands
-    count, rank, room = len(ranks), len(shape), len(shapes) // len(ranks)
+    shapes, ranks, axes, _, room = operands
+    count, rank = len(ranks), len(shape)
     dimensions = 0
     for d in range(rank):
         if shape[d] == 1:

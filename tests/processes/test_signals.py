@@ -59,7 +59,8 @@ def forget(name):  # all that was compiled for it, here and on disk
         if key.quantized.name == name:
             for form in ("serial", "parallel", "task"):
                 TABLE[key].__dict__.pop(form, None)
-    native.REGISTRY._kernels.clear()
+    for custom_op in native.REGISTRY._custom_ops.values():
+        custom_op.kernels.clear()
     for path in cache.files():
         if f"_{{name}}_" in path.name:
             path.unlink()

@@ -16,7 +16,7 @@ def operands_of(shapes, axes, scalars=None):
     """Return Operands. Inputs with the axis 0 have to have one element."""
     rows = np.concatenate([[0] * (ROOM - len(shape)) + list(shape) for shape in shapes])
     scalars = np.array([axis == 0 for axis in axes] if scalars is None else scalars)
-    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), np.array(axes), scalars)
+    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), np.array(axes), scalars, ROOM)
 
 
 def y_of(operands, layout=0):

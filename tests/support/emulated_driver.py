@@ -53,7 +53,7 @@ def emulated_driver():
     patches = [
         mock.patch.multiple(cuda, driver=lambda: driver.library, loaded=driver.loaded),
         mock.patch.object(native, "_providers", return_value=["CPUExecutionProvider"]),
-        mock.patch.multiple(native.REGISTRY, _domains={}, _kernels={}),
+        mock.patch.object(native.REGISTRY, "_domains", {}),
     ]
     with patches[0], patches[1], patches[2]:
         yield driver

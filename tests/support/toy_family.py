@@ -74,7 +74,8 @@ def select(operator, overload, attributes):
 
 def compute(state_address, context_address):
     state = record_at(state_address, STATE)
-    has_many, _, shapes = context.inputs(state, context_address, 1, 1)
+    count = context.count_inputs(state, context_address)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, count)
     shape = context.shape_at(shapes, 0)
     if has_many or (shape.size == 0 and not state.is_mix):
         return context.fault_status(state, has_many, 1, shapes)
@@ -84,8 +85,8 @@ def compute(state_address, context_address):
         return status
     y = array_at(context.data_of(state, y_value), size, np.float32)
     y[:] = state.offset
-    for index in range(context.count_inputs(state, context_address)):
-        x = array_at(context.data_of(state, context.input_of(state, context_address, index)), size, np.float32)
+    for index in range(count):
+        x = array_at(context.data_of(state, values[index]), size, np.float32)
         for i in range(size):
             y[i] += x[i] * state.factor
     if state.is_mix:

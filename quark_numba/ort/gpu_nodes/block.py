@@ -11,14 +11,13 @@ from ...block import device
 from ...block.granularity import Blocks
 from ...compiling import jit
 from ...compiling.device import DeviceKernel
-from ...compiling.intrinsics import record_at, stack
+from ...compiling.intrinsics import new_record, record_at
 from ...declaration import Operator, Overload
 from ..nodes import block, context
 from .launching import are_aligned, launch, state_dtype
 
 STATE = state_dtype(block.STATE, ("per_byte", np.int64))  # codes in a byte of y
 LAUNCH_AT = block.STATE.itemsize
-WORK_WORDS = device.WORK.itemsize // 8
 
 _count_columns = jit.function(device.count_columns)
 _count_units = jit.function(device.count_units, count_columns=_count_columns)
@@ -39,8 +38,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, shapes, length, inner, y, scales = block.begin(state, context_address)
     if status or size == 0:
         return status
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, device.WORK)
+    work_address, work = new_record(device.WORK)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.scales = context.data_of(state, scales) if state.has_codes else 0
     work.tensor_scale = context.data_of(state, values[1]) if state.has_tensor_scale else 0

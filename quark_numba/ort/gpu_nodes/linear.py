@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...compiling.device import DeviceKernel
-from ...compiling.intrinsics import record_at, stack
+from ...compiling.intrinsics import new_record, record_at
 from ...declaration import Overload
 from ...linear import device
 from ..nodes import context, linear
@@ -11,7 +11,6 @@ from .launching import are_aligned, launch, state_dtype
 
 STATE = state_dtype(linear.STATE)
 LAUNCH_AT = linear.STATE.itemsize
-WORK_WORDS = device.WORK.itemsize // 8
 
 select = linear.select
 
@@ -26,8 +25,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, shapes, loop, y = linear.begin(state, context_address)
     if status or size == 0:
         return status
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, device.WORK)
+    work_address, work = new_record(device.WORK)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.scale = context.data_of(state, values[1])
     work.zero_point = context.data_of(state, values[2]) if values[2] else 0

@@ -41,7 +41,7 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
     state = record_at(state_address, region.STATE)
-    has_many, fault, wrong, values, operands, y_shape = region.begin(state, state_address, context_address)
+    has_many, fault, wrong, values, operands, y_shape = region.begin(state, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     slots = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     dimensions: Any = np.int64(0)
@@ -49,10 +49,9 @@ def compute(state_address: int, context_address: int) -> int:
     if fault == NO_FAULT:
         fault, dimensions, rows = _loop_of(operands, state.axis, y_shape, lengths, masks, slots)
     shapes = region.shape_at_fault(fault, wrong, operands, y_shape)
-    if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, wrong, state.axis, state.channels)
-    status, y = context.output_of(state, context_address, 0, y_shape)
-    size = context.size_of(y_shape)
+    status, size, y = context.begin_output(
+        state, context_address, y_shape, has_many, fault, shapes, wrong, state.axis, state.channels
+    )
     if status or size == 0:
         return status
     # The record has the fields of ``device.work_of``, in their order.

@@ -13,7 +13,7 @@ from ...block.granularity import NO_FAULT, SCALE, Blocks
 from ...block.kernels import CHUNK, WORK
 from ...block.operators import FORMATS
 from ...compiling import jit
-from ...compiling.intrinsics import array_at, record_at, stack
+from ...compiling.intrinsics import array_at, new_record, record_at, stack
 from ...declaration import Operator, Overload, Tensor
 from . import context
 
@@ -33,7 +33,6 @@ NUMBERS = ("axis", "block_size")
 FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
 COST = 4  # of an element, see `context.is_small`
-WORK_WORDS = WORK.itemsize // 8
 
 _block_shape = jit.function(granularity.block_shape)
 _whole_block_shape = jit.function(granularity.whole_block_shape, block_shape=_block_shape)
@@ -79,7 +78,7 @@ def settle(state_address: int, values_address: int) -> int:
 def begin(state: Any, context_address: int) -> Any:
     """(an OrtStatus, the size of x, the values and shapes of inputs, the length of the axis, the number of elements behind an
     index of it, the values of y and of the scales). There is nothing to do if the status is an error or the size 0."""
-    has_many, values, shapes = context.inputs(state, context_address, 1 + state.has_tensor_scale, 2)
+    has_many, values, shapes = context.read_inputs(state, context_address, 1 + state.has_tensor_scale, 2)
     x_shape = context.shape_at(shapes, 0)
     if state.is_of_whole_blocks:
         fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)
@@ -87,19 +86,15 @@ def begin(state: Any, context_address: int) -> Any:
         fault, length, inner = _block_shape(x_shape, state.axis, state.block)
     if state.has_tensor_scale and fault == NO_FAULT and context.size_of(context.shape_at(shapes, 1)) != 1:
         fault = SCALE
-    y: Any = np.int64(0)
     scales: Any = np.int64(0)
-    if has_many or fault != NO_FAULT:
-        status = context.fault_status(state, has_many, fault, shapes, state.axis, state.block)
-    else:
-        status, y = context.output_of(state, context_address, 0, x_shape)
+    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes, state.axis, state.block)
     if status == 0 and state.has_codes:
         scales_shape = array_at(stack(context.MAX_RANK), x_shape.size, np.int64)
         axis = state.axis if state.axis >= 0 else state.axis + x_shape.size
         for i in range(x_shape.size):
             scales_shape[i] = x_shape[i] // state.block if i == axis else x_shape[i]
         status, scales = context.output_of(state, context_address, 1, scales_shape)
-    return status, context.size_of(x_shape), values, shapes, length, inner, y, scales
+    return status, size, values, shapes, length, inner, y, scales
 
 
 def compute(state_address: int, context_address: int) -> int:
@@ -108,8 +103,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, _, length, inner, y, scales = begin(state, context_address)
     if status or size == 0:
         return status
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.tensor_scale = np.float32(1)
     if state.has_tensor_scale:
         work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]

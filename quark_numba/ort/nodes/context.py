@@ -14,7 +14,7 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
 from ...declaration import Operator
-from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
+from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep
 
 # The first fields of every node's state. Compiled code is kept on disk, so that no address may be in it: addresses are here.
 # `kept_kernels` knows the places of the first three.
@@ -40,21 +40,6 @@ _SMALL = 1 << 16
 # not start, whose message mentions the driver's number as that of the first of NUMBERS. The operator's begin with 1.
 _NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
 NOT_STARTED = 0
-
-# The places of functions in ONNX Runtime's table.
-_CREATE_STATUS = int(OrtApi.CreateStatus)
-_GET_DATA = int(OrtApi.GetTensorMutableData)
-_GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
-_GET_INPUT = int(OrtApi.KernelContext_GetInput)
-_GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
-_GET_STREAM = int(OrtApi.KernelContext_GetGPUComputeStream)
-_PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
-_GET_RANK = int(OrtApi.GetDimensionsCount)
-_GET_DIMENSIONS = int(OrtApi.GetDimensions)
-_GET_SHAPE = int(OrtApi.GetTensorTypeAndShape)
-_GET_ELEMENT_TYPE = int(OrtApi.GetTensorElementType)
-_GET_SHAPE_REFERENCE = int(OrtApi.GetTensorElementTypeAndShapeDataReference)
-_RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 
 # A byte of a message below _FIRST_NUMBER stands for the shape of an input, 1 for the first one. A byte from there up to
 # _FIRST_TEXT stands for a number. All other bytes are text.
@@ -92,31 +77,25 @@ def _addresses(functions: Any) -> Any:
 @jit.inline
 def count_inputs(state: Any, context: int) -> int:
     """The number of the node's inputs. An omitted input counts if a given input follows it."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT_COUNT], (context,))[1]
-
-
-@jit.inline
-def input_of(state: Any, context: int, index: int) -> int:
-    """The value of an input; 0 if it is left out."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT], (context, index))[1]
+    return ask(record_at(state.api, API).KernelContext_GetInputCount, (context,))[1]
 
 
 @jit.inline
 def stream_of(state: Any, context: int) -> int:
     """The CUstream of a node on a GPU."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_STREAM], (context,))[1]
+    return ask(record_at(state.api, API).KernelContext_GetGPUComputeStream, (context,))[1]
 
 
 @jit.inline
 def output_of(state: Any, context: int, index: int, shape: Any) -> Any:
     """(an OrtStatus, the value) of an output, which is created with a shape, an array."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_OUTPUT], (context, index, address_of(shape, 0), shape.size))
+    return ask(record_at(state.api, API).KernelContext_GetOutput, (context, index, address_of(shape, 0), shape.size))
 
 
 @jit.inline
 def data_of(state: Any, value: int) -> int:
     """The address of a tensor's elements."""
-    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_DATA], (value,))[1]
+    return ask(record_at(state.api, API).GetTensorMutableData, (value,))[1]
 
 
 @jit.inline
@@ -125,15 +104,16 @@ def shape_of(state: Any, value: int, shape_address: int, room: int) -> bool:
 
     The dimensions lie where ONNX Runtime has them, or in `room`, the address of MAX_RANK words. None of these calls to ONNX
     Runtime fails on a tensor."""
-    api = array_at(state.api, API_WORDS, np.int64)
+    api = record_at(state.api, API)
     shape = record_at(shape_address, SHAPE)
     if state.has_shape_reference:
-        call(api[_GET_SHAPE_REFERENCE], (value, room, shape_address, shape_address + 8))  # the element type goes to `room`
+        # The element type goes to `room`.
+        call(api.GetTensorElementTypeAndShapeDataReference, (value, room, shape_address, shape_address + 8))
     else:
-        info = ask(api[_GET_SHAPE], (value,))[1]
-        rank = ask(api[_GET_RANK], (info,))[1]
-        call(api[_GET_DIMENSIONS], (info, room, rank if rank < MAX_RANK else MAX_RANK))
-        call(api[_RELEASE_SHAPE], (info,))
+        info = ask(api.GetTensorTypeAndShape, (value,))[1]
+        rank = ask(api.GetDimensionsCount, (info,))[1]
+        call(api.GetDimensions, (info, room, rank if rank < MAX_RANK else MAX_RANK))
+        call(api.ReleaseTensorTypeAndShapeInfo, (info,))
         shape.dimensions, shape.rank = room, rank
     has_many = shape.rank > MAX_RANK
     if has_many:
@@ -144,42 +124,42 @@ def shape_of(state: Any, value: int, shape_address: int, room: int) -> bool:
 @jit.function
 def element_type_of(state: Any, value: int) -> int:
     """The ONNXTensorElementDataType of a tensor, for inputs of any type."""
-    api = array_at(state.api, API_WORDS, np.int64)
+    api = record_at(state.api, API)
     found = array_at(stack(3), 3, np.int64)
     address = found.ctypes.data
     found[0] = 0
     if state.has_shape_reference:
-        call(api[_GET_SHAPE_REFERENCE], (value, address, address + 8, address + 16))
+        call(api.GetTensorElementTypeAndShapeDataReference, (value, address, address + 8, address + 16))
     else:
-        info = ask(api[_GET_SHAPE], (value,))[1]
-        call(api[_GET_ELEMENT_TYPE], (info, address))
-        call(api[_RELEASE_SHAPE], (info,))
+        info = ask(api.GetTensorTypeAndShape, (value,))[1]
+        call(api.GetTensorElementType, (info, address))
+        call(api.ReleaseTensorTypeAndShapeInfo, (info,))
     kind: Any = np.int64(array_at(address, 1, np.int32)[0])
     return kind
 
 
 @jit.function
-def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
+def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
     """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the SHAPE of each
     input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input has a rank above
     MAX_RANK."""
     has_many: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
     for k in range(count):
-        values[k] = input_of(state, context, k)
+        values[k] = ask(record_at(state.api, API).KernelContext_GetInput, (context, k))[1]
         if values[k]:
             has_many |= shape_of(state, values[k], address_of(shapes, k), room + 8 * MAX_RANK * k)
     return has_many
 
 
 @jit.expand
-def inputs(state: Any, context: int, count: int, most: int) -> Any:
+def read_inputs(state: Any, context: int, count: int, most: int) -> Any:
     """(whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
-    `most`, as `inputs_of` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that a
-    node lacks, too."""
+    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that
+    a node lacks, too."""
     values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), most, SHAPE)
     for k in range(most):
         values[k] = shapes[k].dimensions = shapes[k].rank = 0
-    has_many = inputs_of(state, context, count, values, shapes, stack(most * MAX_RANK))
+    has_many = _read_inputs(state, context, count, values, shapes, stack(most * MAX_RANK))
     return has_many, values, shapes
 
 
@@ -212,14 +192,14 @@ def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int
         for i in range(count):
             call(state.task, (work, i))
         return 0
-    return call(array_at(state.api, API_WORDS, np.int64)[_PARALLEL_FOR], (context, state.task, count, 0, work))
+    return call(record_at(state.api, API).KernelContext_ParallelFor, (context, state.task, count, 0, work))
 
 
 @jit.inline
 def no_memory(state: Any) -> int:
     """An OrtStatus that says that memory ran out. Its message ends in a zero byte."""
-    api = array_at(state.api, API_WORDS, np.int64)
-    return call(api[_CREATE_STATUS], (ORT_FAIL, array_at(state.messages + 16 * _NO_MEMORY, 2, np.int64)[0]))
+    api = record_at(state.api, API)
+    return call(api.CreateStatus, (ORT_FAIL, array_at(state.messages + 16 * _NO_MEMORY, 2, np.int64)[0]))
 
 
 @jit.function
@@ -256,7 +236,7 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
 
 @jit.function
 def _status_with_message(state: Any, has_many: bool, fault: int, shapes: Any, numbers: Any) -> int:
-    api = array_at(state.api, API_WORDS, np.int64)
+    api = record_at(state.api, API)
     message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
     size = template.size + 1 + 20 * len(numbers)
@@ -279,21 +259,35 @@ def _status_with_message(state: Any, has_many: bool, fault: int, shapes: Any, nu
             at = _write(text, at, number, False)
         else:
             at = _write(text, at, shape_at(shapes, mark - 1), True)
-    status = call(api[_CREATE_STATUS], (ORT_INVALID_ARGUMENT, address + at))
+    status = call(api.CreateStatus, (ORT_INVALID_ARGUMENT, address + at))
     release(address)
     return status
 
 
 @jit.expand
-def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, first: int = 0, second: int = 0, third: int = 0) -> int:
+def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
     """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
     operator's.
 
-    The message may mention `shapes`, an array of SHAPE, one for each input, and the values of the family's NUMBERS. If there is
-    no memory for the message, the status says that memory ran out."""
+    The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's NUMBERS.
+    If there is no memory for the message, the status says that memory ran out."""
     numbers = array_at(stack(_MOST_NUMBERS), _MOST_NUMBERS, np.int64)  # to index a tuple might raise
-    numbers[0], numbers[1], numbers[2] = first, second, third
+    numbers[0], numbers[1], numbers[2] = a, b, c
     return _status_with_message(state, has_many, fault, shapes, numbers)
+
+
+@jit.expand
+def begin_output(
+    state: Any, context: int, shape: Any, has_many: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
+) -> Any:
+    """(an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there is a
+    fault, see `fault_status`. There is nothing to do if the status is an error or the number 0."""
+    y: Any = np.int64(0)
+    if has_many or fault:
+        status = fault_status(state, has_many, fault, shapes, a, b, c)
+    else:
+        status, y = output_of(state, context, 0, shape)
+    return status, size_of(shape), y
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, new_record, record_at, release, stack
 from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, FLOAT64, INT32
 from ...element_types.operands import INT64
@@ -46,11 +46,6 @@ STATE = context.state_dtype(
 FLOATS, DOUBLES, INTEGERS, LONG_INTEGERS = map(element_type, (FLOAT32, FLOAT64, INT32, INT64))
 
 COST = 2  # of an element, see `context.is_small`
-WORK_WORDS = WORK.itemsize // 8
-SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT = (
-    STATE.fields[name][1]  # type: ignore[index]
-    for name in ("sources", "fewer_sources", "values", "fewer_values", "single")
-)
 
 _first_place = jit.function(granularity.first_place)
 _last_place = jit.function(granularity.last_place)
@@ -138,12 +133,9 @@ def _number_at(data: int, kind: int, index: int) -> float:
 
 
 @jit.expand
-def _place(
-    state: Any, state_address: int, count: int, values: Any, shapes: Any, sources: Any, kinds: Any, axis: int, lengths: Any
-) -> Any:
+def _place(state: Any, count: int, values: Any, shapes: Any, sources: Any, kinds: Any, axis: int, lengths: Any) -> Any:
     """(the fault, the first and the last axis of x along which a parameter has several elements). Sets `kinds` to the element
     types of parameters."""
-    single = array_at(state_address + SINGLE_AT, MOST, np.int64)
     x_shape = context.shape_at(shapes, 0)
     rank = x_shape.size
     fault: Any = np.int64(0)
@@ -154,7 +146,7 @@ def _place(
             continue
         shape = context.shape_at(shapes, number)
         kinds[k] = context.element_type_of(state, values[number])
-        fault = _fault_of(shape, single[k], kinds[k], axis, rank, number)
+        fault = _fault_of(shape, state.single[k], kinds[k], axis, rank, number)
         if fault == 0:
             shape = _along(shape, axis, rank, lengths)
             place = _first_place(x_shape, shape)
@@ -167,20 +159,17 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     count = min(context.count_inputs(state, context_address), state.inputs)
-    has_many, values, shapes = context.inputs(state, context_address, count, INPUTS)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, INPUTS)
     has_all = count == state.inputs and values[count - 1] != 0
-    sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
-    numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
+    sources = state.sources if has_all else state.fewer_sources
+    numbers = state.values if has_all else state.fewer_values
     kinds = array_at(stack(MOST), MOST, np.int64)
     x_shape = context.shape_at(shapes, 0)
     rank = x_shape.size
     axis = state.axis + rank if state.axis != NO_AXIS and state.axis < 0 else state.axis
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    fault, first, last = _place(state, state_address, count, values, shapes, sources, kinds, axis, lengths)
-    if has_many or fault != 0:
-        return context.fault_status(state, has_many, fault, shapes)
-    status, y = context.output_of(state, context_address, 0, x_shape)
-    size = context.size_of(x_shape)
+    fault, first, last = _place(state, count, values, shapes, sources, kinds, axis, lengths)
+    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes)
     if status or size == 0:
         return status
 
@@ -206,8 +195,7 @@ def compute(state_address: int, context_address: int) -> int:
     if call(state.prepare, (memory, made, rows)) == 0:
         status = context.fault_status(state, has_many, VALUES, shapes)
     else:
-        work_address = stack(WORK_WORDS)
-        work = record_at(work_address, WORK)
+        work_address, work = new_record(WORK)
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
         work.numbers, work.size, work.inner, work.rows = made, size, inner, rows
         chunks = (size + CHUNK - 1) // CHUNK

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, call, new_record, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...element_types import FLOAT8E8M0, FLOAT64, INT32
 from ...linear import exponents, granularity
 from ...linear import key as keys
-from ...linear.granularity import NO_FAULT
 from ...linear.kernels import CHUNK, CHUNKS, WORK, widen_function
 from . import context
 
@@ -29,10 +28,9 @@ STATE = context.state_dtype(
     "zero_point_bits",  # of a zero point in the tensor
 )
 NUMBERS = FREE = ("axis", "block_size")
-WORK_WORDS = WORK.itemsize // 8
 
 _PARTS = granularity.per_tensor, granularity.per_axis, granularity.blocked, granularity.blocked_fault
-_loop_shape = jit.function(
+_loop_shape = jit.inline(
     granularity.loop_shape, size_of=context.size_of, **{part.__name__: jit.inline(part) for part in _PARTS}
 )
 
@@ -127,17 +125,15 @@ def begin(state: Any, context_address: int) -> Any:
     """(an OrtStatus, the size of x, the values and shapes of inputs, the loop, the value of y). There is nothing to do if the
     status is an error or the size 0."""
     count = context.count_inputs(state, context_address)
-    has_many, values, shapes = context.inputs(state, context_address, count, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
     if values[2] == 0:  # without a zero point
         shapes[2].dimensions, shapes[2].rank = shapes[1].dimensions, shapes[1].rank
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
-    y: Any = np.int64(0)
-    if has_many or fault != NO_FAULT:
-        status = context.fault_status(state, has_many, fault, shapes, state.axis, state.block_size)
-    else:
-        status, y = context.output_of(state, context_address, 0, x_shape)
-    return status, context.size_of(x_shape), values, shapes, loop, y
+    status, size, y = context.begin_output(
+        state, context_address, x_shape, has_many, fault, shapes, state.axis, state.block_size
+    )
+    return status, size, values, shapes, loop, y
 
 
 def compute(state_address: int, context_address: int) -> int:
@@ -147,8 +143,7 @@ def compute(state_address: int, context_address: int) -> int:
     x, scale, zero_point = values[0], values[1], values[2]
     if status or size == 0:
         return status
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.size = size
     work.length, work.block, work.inner, work.rows, work.vary = loop.length, loop.block, loop.inner, loop.rows, loop.vary
     work.x, work.y = context.data_of(state, x), context.data_of(state, y)

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import array_at, record_at, stack
+from ...compiling.intrinsics import array_at, new_record, record_at
 from ...declaration import Operator, Overload
 from ...normalization import granularity
-from ...normalization.granularity import NO_FAULT
 from ...normalization.kernels import WORK, part_of
 from . import context
 
 STATE = context.state_dtype("threads", ("epsilon", np.float32))  # the largest number of threads
 FREE = ("epsilon",)
 COST = 4  # of an element, see `context.is_small`
-WORK_WORDS = WORK.itemsize // 8
 
 _instance_shape = jit.function(granularity.instance_shape, size_of=context.size_of)
 
@@ -38,18 +36,14 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, values, shapes = context.inputs(state, context_address, 3, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, 3, 3)
     scale_shape, bias_shape = context.shape_at(shapes, 1), context.shape_at(shapes, 2)
     x_shape = context.shape_at(shapes, 0)
     fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)
-    if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes)
-    status, y = context.output_of(state, context_address, 0, x_shape)
-    size = instances * length
+    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes)
     if status or size == 0:
         return status
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.x, work.scale = context.data_of(state, values[0]), context.data_of(state, values[1])
     work.bias, work.y = context.data_of(state, values[2]), context.data_of(state, y)
     work.instances, work.channels, work.length = instances, channels, length

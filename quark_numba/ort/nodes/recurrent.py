@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, call, new_record, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...recurrent import fixed_point, granularity
 from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
-from ...recurrent.granularity import DIRECTIONS, GATES, NO_FAULT
+from ...recurrent.granularity import DIRECTIONS, GATES
 from ...recurrent.kernels import ENCODE_INPUTS, ENCODE_WEIGHTS, PHASES, WORK, count_parts, count_weight_words, count_words
 from . import context
 
@@ -27,7 +27,6 @@ FREE = ("hidden_size", *(f"{name}_{of}" for of in ("scale", "zero_point") for na
 
 COST = 1 << 7  # of an element of y, see `context.is_small`
 STATE_WORDS = STATE.itemsize // 8
-WORK_WORDS = WORK.itemsize // 8
 LAYER_AT = STATE.fields["layer"][1]  # type: ignore[index]
 
 _layer_shape = jit.function(granularity.layer_shape)
@@ -79,8 +78,7 @@ def prepare(state_address: int, constants_address: int) -> int:
         target[i] = source[i]
     own = record_at(address, STATE)
     own.weights = address + 8 * STATE_WORDS
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.w, work.r, work.b, work.weights = constants[2], constants[4], constants[6], own.weights
     work.x = work.y = work.memory = work.steps = work.batch = 0
     work.layer, work.phase, work.inputs = address + LAYER_AT, ENCODE_WEIGHTS, inputs
@@ -100,24 +98,20 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     hidden = state.layer.hidden
-    has_many, values, shapes = context.inputs(state, context_address, 4, 4)
+    has_many, values, shapes = context.read_inputs(state, context_address, 4, 4)
     x_shape, w_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     r_shape, b_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     fault, steps, batch, inputs = _layer_shape(hidden, x_shape, w_shape, r_shape, b_shape)
-    if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, hidden)
     y_shape = array_at(stack(4), 4, np.int64)
     y_shape[0], y_shape[1], y_shape[2], y_shape[3] = steps, DIRECTIONS, batch, hidden
-    status, y = context.output_of(state, context_address, 0, y_shape)
-    size = steps * batch * hidden
+    status, size, y = context.begin_output(state, context_address, y_shape, has_many, fault, shapes, hidden)
     if status or size == 0:
         return status
     words = count_words(steps, batch, inputs, hidden)
     memory = allocate(8 * (words + (0 if state.weights else count_weight_words(inputs, hidden))))
     if memory == 0:
         return context.no_memory(state)
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.x, work.w = context.data_of(state, values[0]), context.data_of(state, values[1])
     work.r, work.b = context.data_of(state, values[2]), context.data_of(state, values[3])
     work.y, work.memory, work.layer = context.data_of(state, y), memory, state_address + LAYER_AT

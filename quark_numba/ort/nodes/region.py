@@ -11,7 +11,7 @@ from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape
 from ...block.tiles import prepare_function
 from ...compiling import jit
-from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, new_record, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
@@ -46,21 +46,16 @@ STATE = context.state_dtype(
 NUMBERS = ("input", "axis", "channels")
 
 COST = 4  # of an element, see `context.is_small`. A step takes less time than a quantization alone.
-WORK_WORDS = WORK.itemsize // 8
-AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
-    STATE.fields[name][1]  # type: ignore[index]
-    for name in ("axes", "scalars", "widen", "itemsizes", "functions")
-)
 
 # The nodes of GPUs share it.
-loop_shape = jit.function(granularity.loop_shape)
+loop_shape = jit.inline(granularity.loop_shape)
 
-_y_shape = jit.function(
+_y_shape = jit.inline(
     granularity.y_shape,
-    split_channels=jit.function(granularity.split_channels),
-    broadcast=jit.function(granularity.broadcast),
+    split_channels=jit.inline(granularity.split_channels),
+    broadcast=jit.inline(granularity.broadcast),
 )
-_cut = jit.function(granularity.cut, block_shape=jit.function(block_shape))
+_cut = jit.inline(granularity.cut, block_shape=jit.inline(block_shape))
 _join_channels = jit.expand(granularity.join_channels)
 _count_tile_chunks = jit.function(tiles.count_chunks)
 
@@ -109,19 +104,18 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
 
 
 @jit.expand
-def begin(state: Any, state_address: int, context_address: int) -> Any:
+def begin(state: Any, context_address: int) -> Any:
     """(whether an input has a rank above MAX_RANK, the fault, the number of the input at fault, the values of the inputs, the
     inputs as Operands, y's shape)."""
     count = state.count
-    has_many, values, given = context.inputs(state, context_address, count, count)
+    has_many, values, given = context.read_inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
         dimensions = context.shape_at(given, k)
         ranks[k] = dimensions.size
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
-    axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
-    operands = Operands(shapes, ranks, axes, scalars)
+    operands = Operands(shapes, ranks, state.axes, state.scalars, MAX_RANK)
     room = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, wrong, rank = _y_shape(operands, state.layout, room)
     return has_many, fault, wrong, values, operands, array_at(address_of(room, MAX_RANK - rank), rank, np.int64)
@@ -139,24 +133,21 @@ def shape_at_fault(fault: int, wrong: int, operands: Any, y_shape: Any) -> Any:
 
 
 @jit.expand
-def convert_inputs(state: Any, state_address: int, values: Any, operands: Any, addresses: Any, owned: Any, slots: int) -> bool:
+def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned: Any, slots: int) -> bool:
     """Set the `addresses` of the inputs' elements in the types of the program. Those of converted inputs are in `slots`, the
     address of a word for each input, or in memory, whose address `owned` gets, 0 otherwise. Returns whether there was
     memory."""
-    count = state.count
-    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
-    widen = array_at(state_address + WIDEN_AT, count, np.int64)
     has_memory: Any = np.bool_(True)
-    for k in range(count):
+    for k in range(state.count):
         data = context.data_of(state, values[k])
         owned[k] = 0
-        if widen[k]:
+        if state.widen[k]:
             elements, target = np.int64(1), slots + 8 * k
             if operands.scalars[k] == 0:
                 elements = operands.shapes[MAX_RANK * (k + 1) - 1]
-                target = owned[k] = allocate(elements * itemsizes[k])
+                target = owned[k] = allocate(elements * state.itemsizes[k])
             if target:
-                call(widen[k], (data, target, elements))
+                call(state.widen[k], (data, target, elements))
             else:
                 has_memory = np.bool_(False)
             data = target
@@ -167,10 +158,9 @@ def convert_inputs(state: Any, state_address: int, values: Any, operands: Any, a
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, fault, wrong, values, operands, y_shape = begin(state, state_address, context_address)
+    has_many, fault, wrong, values, operands, y_shape = begin(state, context_address)
     size = context.size_of(y_shape)
-    work_address = stack(WORK_WORDS)
-    work = record_at(work_address, WORK)
+    work_address, work = new_record(WORK)
     work.block = state.block
     if fault == NO_FAULT:
         fault = _cut(work, y_shape, size, state.axis, state.layout, state.channels)
@@ -188,16 +178,16 @@ def compute(state_address: int, context_address: int) -> int:
     count = state.count
     work.run, work.count, work.streams, work.y = state.run, count, state.streams, context.data_of(state, y)
     work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
-    work.itemsizes = state_address + ITEMSIZES_AT
+    work.itemsizes = address_of(state.itemsizes, 0)
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
     work.dimensions = loop_shape(operands, 0, y_shape, lengths, masks)
     work.group, work.formats, work.has_failed = state.group, state.formats, 0
-    work.functions, work.buffers_size = state_address + FUNCTIONS_AT, state.buffers_size
+    work.functions, work.buffers_size = address_of(state.functions, 0), state.buffers_size
     chunks = (size + CHUNK - 1) // CHUNK
     if state.block:
         chunks = _count_tile_chunks(work.size, work.block, work.length, work.inner)
     addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
-    if convert_inputs(state, state_address, values, operands, addresses, owned, stack(count)):
+    if convert_inputs(state, values, operands, addresses, owned, stack(count)):
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
     else:
         status = context.no_memory(state)

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, new_record, record_at, release
 from ...declaration import Operator, Overload
 from ...tables import granularity, kernels
 from ...tables.calls import rule
-from ...tables.granularity import NO_FAULT, THRESHOLD
+from ...tables.granularity import THRESHOLD
 from ...tables.kernels import CHUNK, WORK
 from . import context
 
 STATE = context.state_dtype("is_nearest", "axis", ("first", np.float32), ("second", np.float32))
 NUMBERS = ("axis",)
 
-WORK_WORDS = WORK.itemsize // 8
 
 _shape_of = jit.function(granularity.shape_of)
 _size_of = jit.function(granularity.size_of)
@@ -38,14 +37,11 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, STATE)
     is_nearest = state.is_nearest != 0
     count = np.int64(3) if is_nearest else np.int64(2)
-    has_many, values, shapes = context.inputs(state, context_address, count, 3)
+    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
     x_shape, table_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     last_shape = context.shape_at(shapes, count - 1)
     fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
-    if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, axis)
-    status, y = context.output_of(state, context_address, 0, x_shape)
-    size = context.size_of(x_shape)
+    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes, axis)
     if status or size == 0:
         return status
 
@@ -58,8 +54,7 @@ def compute(state_address: int, context_address: int) -> int:
     given = array_at(context.data_of(state, values[1]), given_entries * (1 if is_nearest else given_rows), np.float32)
     thresholds = array_at(context.data_of(state, values[count - 1]), given_rows, np.float32)
     if _fill(is_nearest, state.first, state.second, given, thresholds, given_rows, table, rows, entries):
-        work_address = stack(WORK_WORDS)
-        work = record_at(work_address, WORK)
+        work_address, work = new_record(WORK)
         work.x, work.y, work.table = context.data_of(state, values[0]), context.data_of(state, y), memory
         work.size, work.inner, work.rows, work.entries = size, inner, rows, entries
         chunks = (size + CHUNK - 1) // CHUNK
