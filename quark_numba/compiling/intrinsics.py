@@ -127,20 +127,6 @@ def stack(typingctx: Any, words: Any) -> Any:
 
 
 @intrinsic
-def new_record(typingctx: Any, dtype: Any) -> Any:
-    """Return (the address, the record) of a new record on the stack, see `stack`. The structured `dtype` has whole words."""
-    record_type = parse_dtype(dtype)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        room = builder.alloca(_WORD, record_type.size // 8)
-        room.align = LINE
-        record = builder.bitcast(room, context.get_value_type(record_type))
-        return context.make_tuple(builder, signature.return_type, (builder.ptrtoint(room, _WORD), record))
-
-    return types.Tuple((types.int64, record_type))(dtype), generate
-
-
-@intrinsic
 def allocate(typingctx: Any, size: Any) -> Any:
     """Return the address of `size` bytes, a multiple of LINE; 0 if there is no memory. `release` frees them. The word before
     them holds the address where the allocated memory begins, a multiple of a word."""

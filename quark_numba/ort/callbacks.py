@@ -26,7 +26,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, call, new_record, record_at, stack
+from ..compiling.intrinsics import array_at, call, record_at, stack
+from ..compiling.records import new_record
 from . import python_record
 from .c_api import API, ORT_FAIL, OrtCustomOp, keep
 from .python_record import PYTHON, fill, python_functions

@@ -11,7 +11,8 @@ from ...block import device
 from ...block.granularity import Blocks
 from ...compiling import jit
 from ...compiling.device import DeviceKernel
-from ...compiling.intrinsics import new_record, record_at
+from ...compiling.intrinsics import record_at
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ..nodes import block, context
 from .launching import are_aligned, launch, state_dtype

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...compiling.device import DeviceKernel
-from ...compiling.intrinsics import new_record, record_at
+from ...compiling.intrinsics import record_at
+from ...compiling.records import new_record
 from ...declaration import Overload
 from ...linear import device
 from ..nodes import context, linear

@@ -13,7 +13,8 @@ from ...block.granularity import NO_FAULT, SCALE, Blocks
 from ...block.kernels import CHUNK, WORK
 from ...block.operators import FORMATS
 from ...compiling import jit
-from ...compiling.intrinsics import array_at, new_record, record_at, stack
+from ...compiling.intrinsics import array_at, record_at, stack
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload, Tensor
 from . import context
 

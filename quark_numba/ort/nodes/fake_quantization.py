@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import address_of, allocate, array_at, call, new_record, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
+from ...compiling.records import new_record
 from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, FLOAT64, INT32
 from ...element_types.operands import INT64

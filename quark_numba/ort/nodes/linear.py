@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, new_record, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...element_types import FLOAT8E8M0, FLOAT64, INT32
 from ...linear import exponents, granularity

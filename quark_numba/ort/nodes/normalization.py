@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import array_at, new_record, record_at
+from ...compiling.intrinsics import array_at, record_at
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...normalization import granularity
 from ...normalization.kernels import WORK, part_of

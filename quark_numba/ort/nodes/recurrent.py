@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, call, new_record, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...recurrent import fixed_point, granularity
 from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of

@@ -11,7 +11,8 @@ from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape
 from ...block.tiles import prepare_function
 from ...compiling import jit
-from ...compiling.intrinsics import address_of, allocate, array_at, call, new_record, record_at, release, stack
+from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, new_record, record_at, release
+from ...compiling.intrinsics import allocate, array_at, record_at, release
+from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...tables import granularity, kernels
 from ...tables.calls import rule

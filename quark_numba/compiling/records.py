@@ -1,0 +1,28 @@
+"""Records on the stack, for callbacks and nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.typing.npydecl import parse_dtype
+from numba.extending import intrinsic
+
+from .intrinsics import LINE
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def new_record(typingctx: Any, dtype: Any) -> Any:
+    """Return (the address, the record) of a new record on the stack, see ``stack``. The structured `dtype` has whole words."""
+    record_type = parse_dtype(dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        room = builder.alloca(_WORD, record_type.size // 8)
+        room.align = LINE
+        record = builder.bitcast(room, context.get_value_type(record_type))
+        return context.make_tuple(builder, signature.return_type, (builder.ptrtoint(room, _WORD), record))
+
+    return types.Tuple((types.int64, record_type))(dtype), generate
