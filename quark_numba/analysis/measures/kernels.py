@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 
 from ...compiling import jit
+from ...compiling.jit import unsigned
 
 # The number of partial sums, which are computed side by side and then added. The order is the same on any machine and with any
 # number of threads.
@@ -85,15 +86,17 @@ def add_up() -> Any:
 def _set_largest(largest: Any, at: int, x: Any, begin: int, rows: int, inner: int) -> None:
     """Write to `largest`, from `at` on, the powers of two of the largest finite magnitudes of `inner` columns of x. Element
     `begin` is the first one of the `rows` rows."""
-    largest[at : at + inner] = 0.0
+    first, count, bits = unsigned(at), unsigned(inner), largest.view(np.int64)
+    for column in range(count):
+        largest[first + column] = 0.0
     for row in range(rows):
-        for column in range(inner):
-            magnitude = abs(x[begin + row * inner + column])
-            if (magnitude > largest[at + column]) & (magnitude < np.inf):
-                largest[at + column] = magnitude
-    bits = largest.view(np.int64)
-    for column in range(at, at + inner):
-        bits[column] &= EXPONENT
+        start = unsigned(begin + row * inner)
+        for column in range(count):
+            magnitude = abs(x[start + column])
+            if (magnitude > largest[first + column]) & (magnitude < np.inf):
+                largest[first + column] = magnitude
+    for column in range(count):
+        bits[first + column] &= EXPONENT
 
 
 def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: Any) -> int:
@@ -102,7 +105,7 @@ def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: 
     `numbers` describes the blocks: (block, sub-block, most shift, drop, length, inner). They consist of rows of x in the shape
     (outer, length, inner). `largest` is scratch space for two rows."""
     block, sub_block, max_shift, drop, length, inner = numbers
-    count = 0
+    count, columns = 0, unsigned(inner)
     below, least = 2.0 ** (-drop) * highest, 2.0 ** (-max_shift)
     for start in range(0, x.size, length * inner):
         for first in range(0, length, block):
@@ -111,12 +114,13 @@ def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: 
             for sub in range(0, rows, sub_block):
                 subs = min(sub_block, rows - sub)
                 _set_largest(largest, inner, x, start + (first + sub) * inner, subs, inner)
-                for column in range(inner):
-                    largest[inner + column] = max(largest[inner + column], largest[column] * least) * below
+                for column in range(columns):
+                    largest[columns + column] = max(largest[columns + column], largest[column] * least) * below
                 for row in range(subs):
-                    for column in range(inner):
-                        i = start + (first + sub + row) * inner + column
-                        count += (abs(x[i]) > largest[inner + column]) & (own[i] != x[i])
+                    begin = unsigned(start + (first + sub + row) * inner)
+                    for column in range(columns):
+                        i = begin + column
+                        count += (abs(x[i]) > largest[columns + column]) & (own[i] != x[i])
     return count
 
 
