@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,13 @@ from ..texts import as_text
 from . import html_tables, text_tables
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
-from .experiments.histograms import Histogram, Histograms
-from .experiments.sweep import BY, By, Effect, Sweep
-from .experiments.what_if import TradeOff, WhatIf
+from .experiments.histograms import Histograms
+from .experiments.sweep import BY, By, Sweep
+from .experiments.what_if import WhatIf
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
+from .results import AnalysisFields
 from .twin import float_twin
 from .twin.forms import Array
 from .twin.quantizers import Quantizer
@@ -36,40 +37,9 @@ from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
 
 
-@dataclass
-class Analysis:
-    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. Each of the lists is
-    what `pandas.DataFrame` takes, such as ``pandas.DataFrame(analysis.tensors)``.
-
-    Parameters
-    ----------
-    tensors : quantized tensors, the one with the worst own error first
-    outputs : errors of the quantized model's outputs against the reference's
-    unmatched : names of rounded tensors that cannot be measured, or not in full, with the reasons
-    samples, batches : numbers of samples and batches, as in `evaluate`
-    optimizations : errors of the outputs with ONNX Runtime's optimizations against the outputs without them, for the first
-        batch; if the model does not run with them, the reason is in `unmatched`
-    twin : with a reference, errors of the float twin's outputs against the reference's
-    sweep : with `sweep`, the effects on the outputs, the worst first
-    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample, the most bits
-        first; without mixes of types that another one beats in both
-    histograms : histograms of the worst tensors in the first batch
-    failed : names of batches that could not be read or run, with the messages
-    not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
-    """
-
-    tensors: list[QuantizedTensor]
-    outputs: list[OutputError]
-    unmatched: dict[str, str]
-    samples: int
-    batches: int
-    optimizations: list[OutputError] = field(default_factory=list)
-    twin: list[OutputError] = field(default_factory=list)
-    sweep: list[Effect] = field(default_factory=list)
-    trade_offs: list[TradeOff] = field(default_factory=list)
-    histograms: list[Histogram] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    not_compared: dict[str, str] = field(default_factory=dict)
+class Analysis(AnalysisFields):
+    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. The fields are those
+    of `AnalysisFields`."""
 
     def __repr__(self) -> str:
         counts = counted(len(self.tensors), "tensor"), counted(len(self.outputs), "output")

@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_functions, check_integers, check_texts
@@ -21,39 +21,14 @@ from . import html_tables, text_tables
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
+from .results import EvaluationFields
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
 
 
-@dataclass
-class Evaluation:
-    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs.
-
-    Each row is a sample if the model leaves the number of rows open, or if the data were cut into batches. Otherwise each run
-    is a sample.
-
-    Parameters
-    ----------
-    outputs : errors of the model's outputs against the reference's
-    samples : number of samples, without those of failed batches
-    batches : number of batches, with the failed ones
-    samples_per_second, reference_samples_per_second : rates of one session; they differ from run to run, and equality ignores
-        them
-    metrics : means of the results of `metric` over the samples, by name; none if there is no sample
-    failed : names of batches that could not be read or run, with the messages
-    not_compared : names of outputs that cannot be compared, with the reasons
-    not_labelled : with labels, names of outputs without an accuracy, with the reasons
-    """
-
-    outputs: list[OutputError]
-    samples: int
-    batches: int
-    samples_per_second: float = field(compare=False)
-    reference_samples_per_second: float = field(compare=False)
-    metrics: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    not_compared: dict[str, str] = field(default_factory=dict)
-    not_labelled: dict[str, str] = field(default_factory=dict)
+class Evaluation(EvaluationFields):
+    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs. The fields are
+    those of `EvaluationFields`."""
 
     def __repr__(self) -> str:
         return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"

@@ -12,34 +12,33 @@ from ..texts import printable
 from . import text_tables
 
 if TYPE_CHECKING:
-    from .analyze import Analysis
-    from .evaluate import Evaluation
     from .measures.outputs import OutputError
+    from .results import AnalysisFields, EvaluationFields
 
 # In line, as notebooks have no style sheet of ours.
 _BOX = "overflow:auto;max-height:36rem"
 
 
-def of_evaluation(evaluation: Evaluation) -> str:
+def of_evaluation(evaluation: EvaluationFields) -> str:
     parts = [_outputs("Quantized model, against the reference", evaluation.outputs), _not_compared(evaluation.not_compared)]
     figures = table(("figure", "value"), text_tables.figures(evaluation), (str, str))
     labels = _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
     return section("Outputs", "".join(parts) + figures) + labels + left_out(evaluation.failed)
 
 
-def of_analysis(analysis: Analysis) -> str:
+def of_analysis(analysis: AnalysisFields) -> str:
     sections = (outputs(analysis), tensors(analysis), effects(analysis), trade_offs(analysis), unmatched(analysis))
     return samples(analysis) + "".join(sections) + left_out(analysis.failed)
 
 
-def samples(analysis: Analysis) -> str:
+def samples(analysis: AnalysisFields) -> str:
     return paragraph(f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}")
 
 
 # Sections. Those that have nothing to show are "".
 
 
-def outputs(analysis: Analysis) -> str:
+def outputs(analysis: AnalysisFields) -> str:
     parts = [_outputs("Quantized model, against the reference", analysis.outputs)]
     if analysis.twin:
         parts.append(_outputs("Without its quantization nodes, against the reference", analysis.twin))
@@ -49,7 +48,7 @@ def outputs(analysis: Analysis) -> str:
     return section("Outputs", "".join(parts) + _not_compared(analysis.not_compared))
 
 
-def tensors(analysis: Analysis) -> str:
+def tensors(analysis: AnalysisFields) -> str:
     formats = list(dict.fromkeys(name for entry in analysis.tensors for name in entry.what_if))
     columns = (
         *("tensor", "kind", "type", "own, dB", "inherited, dB", "both, dB", "cosine", "largest error"),
@@ -74,7 +73,7 @@ def tensors(analysis: Analysis) -> str:
     return section("Quantized tensors", table(columns, rows, forms), about)
 
 
-def effects(analysis: Analysis) -> str:
+def effects(analysis: AnalysisFields) -> str:
     if not analysis.sweep:
         return ""
     rows = [(effect.name, effect.on_sqnr_db, effect.off_sqnr_db) for effect in analysis.sweep]
@@ -83,7 +82,7 @@ def effects(analysis: Analysis) -> str:
     return section("Effects on the outputs", table(columns, rows, (str, _db, _db)), about)
 
 
-def trade_offs(analysis: Analysis, plot: str = "") -> str:
+def trade_offs(analysis: AnalysisFields, plot: str = "") -> str:
     if not analysis.trade_offs:
         return ""
     columns = ("point", "kB per sample", "SQNR, dB", "changes")
@@ -97,7 +96,7 @@ def trade_offs(analysis: Analysis, plot: str = "") -> str:
     )
 
 
-def unmatched(analysis: Analysis) -> str:
+def unmatched(analysis: AnalysisFields) -> str:
     return _reasons("Not measured, or not in full", "name", analysis.unmatched)
 
 

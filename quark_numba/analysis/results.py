@@ -1,0 +1,76 @@
+"""The fields of results, from which tables are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .experiments.histograms import Histogram
+from .experiments.sweep import Effect
+from .experiments.what_if import TradeOff
+from .measures.outputs import OutputError
+from .measures.tensors import QuantizedTensor
+
+
+@dataclass
+class EvaluationFields:
+    """What an `Evaluation` has. Each row is a sample if the model leaves the number of rows open, or if the data were cut into
+    batches. Otherwise each run is a sample.
+
+    Parameters
+    ----------
+    outputs : errors of the model's outputs against the reference's
+    samples : number of samples, without those of failed batches
+    batches : number of batches, with the failed ones
+    samples_per_second, reference_samples_per_second : rates of one session; they differ from run to run, and equality ignores
+        them
+    metrics : means of the results of `metric` over the samples, by name; none if there is no sample
+    failed : names of batches that could not be read or run, with the messages
+    not_compared : names of outputs that cannot be compared, with the reasons
+    not_labelled : with labels, names of outputs without an accuracy, with the reasons
+    """
+
+    outputs: list[OutputError]
+    samples: int
+    batches: int
+    samples_per_second: float = field(compare=False)
+    reference_samples_per_second: float = field(compare=False)
+    metrics: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
+    not_labelled: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class AnalysisFields:
+    """What an `Analysis` has. Each of the lists is what `pandas.DataFrame` takes, such as
+    ``pandas.DataFrame(analysis.tensors)``.
+
+    Parameters
+    ----------
+    tensors : quantized tensors, the one with the worst own error first
+    outputs : errors of the quantized model's outputs against the reference's
+    unmatched : names of rounded tensors that cannot be measured, or not in full, with the reasons
+    samples, batches : numbers of samples and batches, as in `evaluate`
+    optimizations : errors of the outputs with ONNX Runtime's optimizations against the outputs without them, for the first
+        batch; if the model does not run with them, the reason is in `unmatched`
+    twin : with a reference, errors of the float twin's outputs against the reference's
+    sweep : with `sweep`, the effects on the outputs, the worst first
+    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample, the most bits
+        first; without mixes of types that another one beats in both
+    histograms : histograms of the worst tensors in the first batch
+    failed : names of batches that could not be read or run, with the messages
+    not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
+    """
+
+    tensors: list[QuantizedTensor]
+    outputs: list[OutputError]
+    unmatched: dict[str, str]
+    samples: int
+    batches: int
+    optimizations: list[OutputError] = field(default_factory=list)
+    twin: list[OutputError] = field(default_factory=list)
+    sweep: list[Effect] = field(default_factory=list)
+    trade_offs: list[TradeOff] = field(default_factory=list)
+    histograms: list[Histogram] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
