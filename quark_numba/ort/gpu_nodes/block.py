@@ -12,7 +12,6 @@ from ...block.granularity import Blocks
 from ...compiling import jit
 from ...compiling.device import DeviceKernel
 from ...compiling.intrinsics import record_at
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ..nodes import block, context
 from .launching import are_aligned, launch, state_dtype
@@ -39,7 +38,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, shapes, length, inner, y, scales = block.begin(state, context_address)
     if status or size == 0:
         return status
-    work_address, work = new_record(device.WORK)
+    work_address, work = context.new_record(device.WORK)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.scales = context.data_of(state, scales) if state.has_codes else 0
     work.tensor_scale = context.data_of(state, values[1]) if state.has_tensor_scale else 0

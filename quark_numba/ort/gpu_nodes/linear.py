@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...compiling.device import DeviceKernel
 from ...compiling.intrinsics import record_at
-from ...compiling.records import new_record
 from ...declaration import Overload
 from ...linear import device
 from ..nodes import context, linear
@@ -26,7 +25,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, shapes, loop, y = linear.begin(state, context_address)
     if status or size == 0:
         return status
-    work_address, work = new_record(device.WORK)
+    work_address, work = context.new_record(device.WORK)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.scale = context.data_of(state, values[1])
     work.zero_point = context.data_of(state, values[2]) if values[2] else 0

@@ -14,7 +14,6 @@ from ...block.kernels import CHUNK, WORK
 from ...block.operators import FORMATS
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at, stack
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload, Tensor
 from . import context
 
@@ -104,7 +103,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, values, _, length, inner, y, scales = begin(state, context_address)
     if status or size == 0:
         return status
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.tensor_scale = np.float32(1)
     if state.has_tensor_scale:
         work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
+from ...compiling.records import new_record as new_record  # for the nodes
 from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
-from ...compiling.records import new_record
 from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, FLOAT64, INT32
 from ...element_types.operands import INT64
@@ -196,7 +195,7 @@ def compute(state_address: int, context_address: int) -> int:
     if call(state.prepare, (memory, made, rows)) == 0:
         status = context.fault_status(state, has_many, VALUES, shapes)
     else:
-        work_address, work = new_record(WORK)
+        work_address, work = context.new_record(WORK)
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
         work.numbers, work.size, work.inner, work.rows = made, size, inner, rows
         chunks = (size + CHUNK - 1) // CHUNK

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...element_types import FLOAT8E8M0, FLOAT64, INT32
 from ...linear import exponents, granularity
@@ -144,7 +143,7 @@ def compute(state_address: int, context_address: int) -> int:
     x, scale, zero_point = values[0], values[1], values[2]
     if status or size == 0:
         return status
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.size = size
     work.length, work.block, work.inner, work.rows, work.vary = loop.length, loop.block, loop.inner, loop.rows, loop.vary
     work.x, work.y = context.data_of(state, x), context.data_of(state, y)

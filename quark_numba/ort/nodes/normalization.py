@@ -10,7 +10,6 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...normalization import granularity
 from ...normalization.kernels import WORK, part_of
@@ -44,7 +43,7 @@ def compute(state_address: int, context_address: int) -> int:
     status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes)
     if status or size == 0:
         return status
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.x, work.scale = context.data_of(state, values[0]), context.data_of(state, values[1])
     work.bias, work.y = context.data_of(state, values[2]), context.data_of(state, y)
     work.instances, work.channels, work.length = instances, channels, length

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...recurrent import fixed_point, granularity
 from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
@@ -79,7 +78,7 @@ def prepare(state_address: int, constants_address: int) -> int:
         target[i] = source[i]
     own = record_at(address, STATE)
     own.weights = address + 8 * STATE_WORDS
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.w, work.r, work.b, work.weights = constants[2], constants[4], constants[6], own.weights
     work.x = work.y = work.memory = work.steps = work.batch = 0
     work.layer, work.phase, work.inputs = address + LAYER_AT, ENCODE_WEIGHTS, inputs
@@ -112,7 +111,7 @@ def compute(state_address: int, context_address: int) -> int:
     memory = allocate(8 * (words + (0 if state.weights else count_weight_words(inputs, hidden))))
     if memory == 0:
         return context.no_memory(state)
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.x, work.w = context.data_of(state, values[0]), context.data_of(state, values[1])
     work.r, work.b = context.data_of(state, values[2]), context.data_of(state, values[3])
     work.y, work.memory, work.layer = context.data_of(state, y), memory, state_address + LAYER_AT

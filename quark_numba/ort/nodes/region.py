@@ -12,7 +12,6 @@ from ...block.granularity import block_shape
 from ...block.tiles import prepare_function
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
@@ -161,7 +160,7 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, STATE)
     has_many, fault, wrong, values, operands, y_shape = begin(state, context_address)
     size = context.size_of(y_shape)
-    work_address, work = new_record(WORK)
+    work_address, work = context.new_record(WORK)
     work.block = state.block
     if fault == NO_FAULT:
         fault = _cut(work, y_shape, size, state.axis, state.layout, state.channels)

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, record_at, release
-from ...compiling.records import new_record
 from ...declaration import Operator, Overload
 from ...tables import granularity, kernels
 from ...tables.calls import rule
@@ -55,7 +54,7 @@ def compute(state_address: int, context_address: int) -> int:
     given = array_at(context.data_of(state, values[1]), given_entries * (1 if is_nearest else given_rows), np.float32)
     thresholds = array_at(context.data_of(state, values[count - 1]), given_rows, np.float32)
     if _fill(is_nearest, state.first, state.second, given, thresholds, given_rows, table, rows, entries):
-        work_address, work = new_record(WORK)
+        work_address, work = context.new_record(WORK)
         work.x, work.y, work.table = context.data_of(state, values[0]), context.data_of(state, y), memory
         work.size, work.inner, work.rows, work.entries = size, inner, rows, entries
         chunks = (size + CHUNK - 1) // CHUNK
