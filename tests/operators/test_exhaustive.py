@@ -5,6 +5,7 @@ type is dequantized.
 runs skip the type as long as the sources of its kernels stay the same. Without the marker, the inputs are a sample.
 """
 
+import ast
 import datetime
 import hashlib
 import json
@@ -88,9 +89,17 @@ def test_sample(name):
     assert codes_wrong_back(name) == 0
 
 
+def without_docstrings(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return tree
+
+
 def source():
-    """Return a hash of the kernels' sources. The results depend on nothing else."""
-    return hashlib.sha256("".join(sources(kernels.__name__).values()).encode()).hexdigest()[:12]
+    """Return a hash of the kernels' sources without comments and docstrings. The results depend on nothing else."""
+    code = [ast.unparse(without_docstrings(ast.parse(text))) for text in sources(kernels.__name__).values()]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:12]
 
 
 def results():
