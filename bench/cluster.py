@@ -76,7 +76,7 @@ def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
     rows = []
     for machines in MACHINES:
         rate = machines * two["samples"] / two["batch"]
-        rows.append([f"{machines}", f"{digits(min(rate, most))}{'' if rate < most else ', the most that one scheduler does'}"])
+        rows.append([f"{machines}", digits(min(rate, most))])
     yield from table(["machines like this, two workers each", "samples a second, by the above"], rows)
 
 
