@@ -3,7 +3,8 @@
     PYTHONPATH=tests/support python bench/report.py [FILE...]
 
 Prints what became slower than in the results that were kept before: a contender's time, as a multiple of the reference's of the
-same run. The exit status is 1 if results were not kept, because the machine was busy."""
+same run. Results are not kept if the machine was busy, or if contenders of the kept ones are missing: then the exit status
+is 1."""
 
 import argparse
 import json
@@ -107,20 +108,26 @@ def slower_on_two_threads(results: Results) -> Iterator[str]:
             yield f"{model}: {digits(1e3 * one)} ms on one thread, {digits(1e3 * two)} ms on two"
 
 
+def faults(results: Results, before: Results | None) -> Iterator[str]:
+    """Yield why results are not kept: a busy machine, or contenders of the results before that are not here."""
+    yield from (f"the float model of {each}" for each in slower_on_two_threads(results))
+    yield from (f"no {each}" for each in (before.contenders if before else ()) if each not in results.contenders)
+
+
 def keep(path: Path) -> bool:
-    """Keep the results of a run, and print what became slower. Return whether the machine was idle enough to keep all."""
+    """Keep the results of a run, and print what became slower. Return whether all were kept."""
     is_complete = True
     for name, content in results_of(path):
         kept = KEPT / f"{name}.json"
-        if busy := [*slower_on_two_threads(Results(content))]:
-            print(f"{name} is not kept. The float model is slower on two threads:", *busy, sep="\n  ")
+        results, before = Results(content), Results(json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else None
+        if found := [*faults(results, before)]:
+            print(f"{name} is not kept:", *found, sep="\n  ")
             is_complete = False
             continue
-        if kept.exists():
-            before = Results(json.loads(kept.read_text())).ratios()
-            for key, ratio in Results(content).ratios().items():
-                if ratio > SLOWER * before.get(key, ratio):
-                    print(f"slower: {', '.join(key)}: {ratio:.2f}, before {before[key]:.2f}")
+        ratios = before.ratios() if before else {}
+        for key, ratio in results.ratios().items():
+            if ratio > SLOWER * ratios.get(key, ratio):
+                print(f"slower: {', '.join(key)}: {ratio:.2f}, before {ratios[key]:.2f}")
         KEPT.mkdir(exist_ok=True)
         kept.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return is_complete
@@ -445,12 +452,14 @@ def _beside(kept: Kept) -> Iterator[str]:
         faster, slower = ([g[a] / g[b] for g in groups] for a, b in ((QUARK, who), (who, FLOAT)))
         yield f"{label}, the classifier is {_text((min(faster), max(faster)), ' times')} as fast as with Quark's library,"
         yield f"and takes {_text((min(slower), max(slower)), ' times')} as long as the float model."
+    yield ""
     yield from _note(results)
 
 
 def _note(results: Results) -> Iterator[str]:
-    yield results.content.get("note", "")
-    yield ""
+    if note := results.content.get("note"):
+        yield note
+        yield ""
 
 
 def _of_operators(kept: Kept) -> Iterator[str]:

@@ -305,6 +305,14 @@ def test_a_run_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch, capsys, one,
     assert ("m: 10 ms on one thread, 12 ms on two" in capsys.readouterr().out) == (not is_kept)
 
 
+def test_a_run_without_a_kept_contender_is_not_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "KEPT", tmp_path / "results")
+    assert report.keep(run_of(tmp_path, [("g", "float", 2.0), ("g", "Quark's library", 9.0)]))
+    assert not report.keep(run_of(tmp_path, [("g", "float", 1.0)]))
+    assert "no Quark's library" in capsys.readouterr().out
+    assert '"float": 2.0' in text_of(tmp_path / "results" / "a.json")
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.0045, "0.0045"), (0.996, "1.0"), (1.96, "2.0"), (9.96, "10"), (188.7, "190"), (13629, "14,000"), (0, "0")],
