@@ -1,4 +1,5 @@
-"""Labels of xarray's DataArrays, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done so."""
+"""The labels of DataArrays of xarray, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done
+so."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _is_wrong(work_address, block, thread):
 @pytest.mark.parametrize(
     ("template", "error", "message"),
     [
-        (_raises, RuntimeError, "^kernel may raise an exception, which has no place elsewhere$"),
+        (_raises, RuntimeError, "^kernel may raise an exception, which cannot be handled elsewhere$"),
         (_allocates, RuntimeError, "^kernel calls NRT_Allocate, which a GPU lacks$"),
         (_is_wrong, TypingError, "text"),
     ],
