@@ -95,8 +95,8 @@ def stored(count: int, bits: int) -> list[str]:
 
 
 def getter(bits: int) -> Any:
-    """Return the function (array, i) -> element i, for elements of so many bits. Elements of fewer than 8 bits share a byte; the
-    bits above an element are not cleared."""
+    """Return the function (array, i) -> element i, for elements of so many bits. Elements of fewer than 8 bits share a byte;
+    the bits above an element are not cleared."""
     if bits >= 8:
         return jit.inline(lambda array, i: array[i])
     per_byte, u8 = unsigned(8 // bits), np.uint8
