@@ -228,7 +228,7 @@ def test_all_that_is_named_exists(path):
         ("`quark-numba types` and `--dim NAME=N`\n\n`quark-numba run --dim NAME=N`", ["types --dim"]),
         ("- `quark-numba run MODEL`\n- `--runs`, `--keep-quantized-weights`", ["None --keep-quantized-weights"]),
         ("```sh\ngo && .venv/bin/quark-numba run m \\\n  --runs 3 --nothing\npytest --cov\n```", ["run --nothing"]),
-        ("`KINDS`, `MX_NAMES` in `X_BITS`, `nothing._meant (no_name=1)` and `NoClass`", ["X_BITS", "_meant", "no_name", "NoClass"]),
+        ("`KINDS` in `X_BITS`, `NAME_x`, `_meant (no_name=1)`, `NoClass`", ["X_BITS", "_meant", "no_name", "NoClass"]),
     ],
 )
 def test_what_is_missing_is_found(text, missing):

@@ -1,4 +1,4 @@
-"""What kernels for GPUs have in common: names, launches, and that nothing of them is loaded without need."""
+"""Properties of all kernels for GPUs: their names, their launches, and that they are loaded only when needed."""
 
 import pytest
 from gpu_keys import BLOCK_KEYS, LINEAR_KEYS, format_of

@@ -211,7 +211,7 @@ FIRST_CALLS = {
 @pytest.mark.parametrize("call", FIRST_CALLS.values(), ids=FIRST_CALLS)
 @pytest.mark.by_default(1)
 def test_a_fork_while_another_thread_imports_what_its_first_call_needs(call, milliseconds, tmp_path):
-    """The child would wait for ever for the imports that the thread had begun."""
+    """The child would wait forever for the imports that the thread had begun."""
     code = f"""
 import os, signal, sys, threading, time
 import numpy as np, quark_numba
