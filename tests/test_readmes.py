@@ -138,7 +138,7 @@ def missing_identifiers(text):
 
 def commands(text):
     """Yield each subcommand with each option that is named in the same piece of code, or after it in the same statement. None
-    stands for no option, or no subcommand."""
+    stands for a missing option or subcommand."""
     for codes in [*([command] for command in shell_commands(text)), *statements(text)]:
         subcommand = None
         for code in codes:
@@ -157,7 +157,7 @@ def commands(text):
 
 @functools.cache
 def options_of(subcommand):
-    """Return the options that the subcommand's help lists; None if there is no such subcommand."""
+    """Return the options that the help of a subcommand lists, or None if there is no such subcommand."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as stop:
         cli.main([subcommand, "--help"])

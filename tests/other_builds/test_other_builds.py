@@ -31,8 +31,8 @@ pytestmark = [
 
 CPU = ["CPUExecutionProvider"]
 PROVIDERS = pytest.mark.parametrize("providers", [None, CPU, ALL], ids=["default", "CPU", "all"])
-only_cuda = pytest.mark.skipif(CUDA not in ALL, reason="of CUDA's provider")
-only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="of OpenVINO's provider")
+only_cuda = pytest.mark.skipif(CUDA not in ALL, reason="needs the CUDA provider")
+only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="needs the OpenVINO provider")
 MODEL = MODELS / "textline_cls_bf16.onnx"
 
 

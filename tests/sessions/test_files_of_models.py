@@ -249,7 +249,8 @@ def uses_of(path, is_read, found, left_out=()):
                 found.append(f"{name}: {np.unique(y)}")
 
 
-# Where the model is, where its tensors are, both behind links in the folder that users open, and whether they are the model's.
+# Where the model is, where its tensors are (both through links in the folder that users open), and whether they belong to the
+# model.
 LINKED = {
     "the hub's cache": ("blobs/m", "blobs/w", True),
     "tensors beside the model": ("blobs/m", "blobs/deep/w", True),

@@ -9,7 +9,7 @@ from smaller_graphs import text_of
 from text_graphs import text_model, text_nodes
 
 pytestmark = pytest.mark.compiled
-# A Transpose back, and a convolution behind it.
+# A Transpose back, and a convolution after it.
 BACK = "back = Transpose <perm = [0, 3, 1, 2]> (q)  y = Conv (back, w2)"
 
 

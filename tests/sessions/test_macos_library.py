@@ -97,7 +97,7 @@ def test_it_is_like_what_zig_links(library, linked):
     ours, theirs = read(library), read(linked)
     for field in ("cpu_type", "cpu_subtype", "file_type", "flags"):
         assert getattr(ours.header, field) == getattr(theirs.header, field)
-    # Each of its commands; all but what this library has none of, and the program that loads it, are here.
+    # Each of its commands, except those that this library and the program that loads it do not have.
     spared = {"SEGMENT_64", "FUNCTION_STARTS", "DATA_IN_CODE", "LOAD_DYLINKER", "SOURCE_VERSION", "CODE_SIGNATURE"}
     names = [{each.command.name for each in binary.commands} for binary in (ours, theirs)]
     assert names[0] - spared == names[1] - spared

@@ -5,7 +5,7 @@
 tries the models of these seeds, and lists the findings. A use gives an error of this package or of ONNX Runtime, or a result.
 If drop-in sessions run the model without ONNX Runtime's optimizations, with ONNX's own operators from both, each use runs it,
 unless a text in it is not UTF-8. Outputs have the types and shapes of the drop-in session's. Their values are near: a code may
-flip, and all values behind it change, so the average difference is at most 2^-4 of the largest value."""
+flip, and all values after it change, so the average difference is at most 2^-4 of the largest value."""
 
 import collections
 import contextlib
