@@ -14,7 +14,7 @@ from typing import Any
 
 
 class ModelError(Exception):
-    """The model, or what it is run with, cannot be used; the message gives the reason."""
+    """The model, or the data or options that it is run with, cannot be used; the message gives the reason."""
 
 
 class MissingFileError(ModelError, FileNotFoundError):

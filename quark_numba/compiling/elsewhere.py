@@ -188,7 +188,7 @@ def _reduce(module: Any, symbol: str, machine: Any) -> None:
         if not each.is_declaration and each.name.startswith("_ZN5numba"):
             each.add_function_attribute("alwaysinline")
     passes = ll.create_pass_builder(machine, ll.create_pipeline_tuning_options(speed_level=3))
-    for _ in range(2):  # what a function returns may be known only when all passes have gone through it
+    for _ in range(2):  # the result of a function may be known only after all passes
         passes.getModulePassManager().run(module, passes)
         if not any(each.name == _RAISES for each in module.functions):
             return

@@ -100,7 +100,7 @@ class ElementType:
 
     @cached_property
     def byte_values(self) -> NDArray[np.float32]:
-        """The value of every byte, for a type of less than 8 bits. The bits above a code are ignored."""
+        """The value of every byte, for a type of fewer than 8 bits. The bits above a code are ignored."""
         return np.resize(self.code_values, 256)
 
     @cached_property

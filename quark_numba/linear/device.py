@@ -140,7 +140,7 @@ def reader(element_type: ElementType, dtype: Any) -> Any:
 
 @functools.cache
 def kernel(key: Key, scale: ElementType) -> DeviceKernel:
-    """Return the kernel of a key of the dispatch table for scales of an element type. Codes of less than 8 bits lie as in ONNX
+    """Return the kernel of a key of the dispatch table for scales of an element type. Codes of fewer than 8 bits lie as in ONNX
     Runtime's tensors."""
     scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype)
     convert_by_two, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)

@@ -618,8 +618,8 @@ def test_pairs_of_casts():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_optimized", [False, True])
 def test_blocks_with_computed_scales(is_optimized, tmp_path):
-    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not tensors
-    of their own."""
+    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not counted
+    as tensors."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
     if is_optimized:
         quark_numba.optimize(path, tmp_path / "m.onnx", keep_initializers_as_inputs=False)  # it lists its weights there

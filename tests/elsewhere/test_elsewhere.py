@@ -182,8 +182,8 @@ def test_aarch64_linux(program_for_aarch64, build, form, threads):
 
 
 def nodes_alone(path, folder):
-    """Write a model of a model's nodes of this package's operators, each with inputs of its own. Return its path and feeds: the
-    values that the nodes have in the whole model."""
+    """Write a model of those nodes of a model that are operators of this package, each with separate inputs. Return its path
+    and feeds: the values that the nodes have in the whole model."""
     whole = onnx.load(path)
     given = {each.name for each in whole.graph.initializer}
     nodes = [each for each in whole.graph.node if each.domain in ("com.amd.quark", "quark_numba")]

@@ -75,7 +75,7 @@ def test_random_nodes(name, seed):
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
 @pytest.mark.slow
 def test_large_nodes(name, threads):
-    """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
+    """No two threads write to the same byte, whatever the sizes of blocks and rows are."""
     rng = np.random.default_rng(0)
     cases = [
         ((300, 512), -1, 16),

@@ -274,7 +274,7 @@ def try_links(name, rows, found):
             content = model_with(initializer, rows, [("location", "sub/w.data")]).SerializeToString()
             file.write_bytes(content if link.suffix == ".onnx" else np.full((rows, 100), VALUE, np.float32).tobytes())
             link.symlink_to(os.path.relpath(file, link.parent))
-        # A model in memory has no other folder than that of the options.
+        # The only folder of a model in memory is that of the options.
         is_here = tensors_at.startswith("snapshots/1/")
         yield from uses_of(folder / "m.onnx", is_read, found, () if is_here or not is_read else {FROM_THE_FOLDER})
 

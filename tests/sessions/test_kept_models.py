@@ -378,7 +378,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     for name in FOREIGN:
         (theirs / name).parent.mkdir(parents=True, exist_ok=True)
         (theirs / name).write_text("precious")
-    shutil.copy(record, theirs / f"quark_numba-{20 * '4'}.digests")  # another name than that of its path
+    shutil.copy(record, theirs / f"quark_numba-{20 * '4'}.digests")  # a name that differs from that of its path
     shutil.copytree(theirs, folder, dirs_exist_ok=True)
     (folder / "quark_numba_datasets").mkdir()
     monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "0")

@@ -142,7 +142,7 @@ print(intrinsics.HAS_FMA, intrinsics.HAS_FLOAT16)
 @pytest.mark.compiled
 @pytest.mark.parametrize("triple", ["arm64-apple-darwin23.6.0", "aarch64-unknown-linux-gnu"])
 def test_instructions_of_aarch64(triple):
-    """Apple has a name of its own for the processor."""
+    """Apple uses another name for the processor."""
     command = [sys.executable, "-c", INSTRUCTIONS, triple, "apple-m1", ""]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True True\n"
 

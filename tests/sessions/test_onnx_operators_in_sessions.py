@@ -1,5 +1,5 @@
-"""ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by ours, against the oracle and against ONNX
-Runtime's own kernels."""
+"""ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by operators of this package, against the oracle
+and against ONNX Runtime's own kernels."""
 
 import functools
 from itertools import product

@@ -1,5 +1,5 @@
-"""Comparison of the results of our sessions for a generated graph with those of a drop-in session of the model whose constants
-are folded.
+"""Comparison of the results of the package's sessions for a generated graph with those of a drop-in session of the model whose
+constants are folded.
 
 `python tests/support/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists the findings.
 `python tests/support/compared_sessions.py SEED` prints one graph, its findings, and its smallest part with the same findings.

@@ -3,7 +3,7 @@ other quantization nodes around them, integer operators that a user wrote, and c
 nothing of the package.
 
 `case(seed)` returns a model, several feeds, and whether it is *exact*, as in `generated_graphs`: scales are powers of two, and
-all sums have less than 24 bits. Ties occur."""
+all sums have fewer than 24 bits. Ties occur."""
 
 import math
 from dataclasses import dataclass

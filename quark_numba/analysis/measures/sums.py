@@ -16,7 +16,7 @@ _CHUNK = 1 << 16
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
     "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one. Fields whose name begins with "first" hold
-    what the first batch has."""
+    the value of the first batch."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""

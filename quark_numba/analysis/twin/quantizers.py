@@ -198,13 +198,13 @@ def _round_trip(
         return one_step
     if not followers:
         return graph.as_function(node)
-    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
+    quantize, dequantize, second = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
 
     def two_steps(x: Array) -> Array:
         return dequantize(quantize(x))
 
-    in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not behind.has_other_type
-    if not in_float32 or not meaning.has_same_parameters(behind):
+    in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not second.has_other_type
+    if not in_float32 or not meaning.has_same_parameters(second):
         return two_steps
 
     def round_trip(x: Array) -> Array:
