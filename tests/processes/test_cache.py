@@ -438,7 +438,7 @@ def test_access_lists_of_windows(text, expected):
     assert access_list.writers(text, USER) == expected
 
 
-@pytest.mark.skipif(os.name != "nt", reason="Windows' access lists")
+@pytest.mark.skipif(os.name != "nt", reason="needs the access lists of Windows")
 def test_a_folder_of_this_user_on_windows(tmp_path):
     text = access_list._text_of(tmp_path)
     assert access_list.writers(text, access_list._this_user()) == []

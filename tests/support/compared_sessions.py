@@ -191,7 +191,7 @@ def smaller(case, kind):
             return False
 
     def part_of(fed, output):
-        """None if the values cannot be computed, or are not float32."""
+        """Return the part, or None if its values cannot be computed or are not float32."""
         names = [*fed, output]
         try:
             made = drop_in(with_outputs(case.folded, [info(name) for name in names]), NONE)

@@ -132,12 +132,13 @@ def try_uses(seed, found):
 
 
 def is_clean(error):
-    """Whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the child."""
+    """Return whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the
+    child."""
     return isinstance(error, (quark_numba.ModelError, MemoryError)) or type(error).__module__.startswith("onnxruntime")
 
 
 def is_of_text(error):
-    """Whether an exception comes from text that is not UTF-8, which ONNX Runtime reads and onnx does not write."""
+    """Return whether an exception comes from text that is not UTF-8, which ONNX Runtime reads and onnx does not write."""
     while error and not isinstance(error, UnicodeDecodeError):
         error = error.__cause__ or error.__context__
     return error is not None

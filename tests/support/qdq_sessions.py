@@ -303,7 +303,7 @@ class Worker(Child):
                 found.append((mode, *end))
 
     def _ends_alone(self, seed, graphs, case):
-        """Whether the process ends in plain ONNX Runtime, too."""
+        """Return whether the process ends in plain ONNX Runtime, too."""
         case = case or case_of(graphs, seed)
         process = multiprocessing.get_context("spawn").Process(target=_run_plain, args=(case.model,))
         process.start()
