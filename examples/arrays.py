@@ -21,7 +21,7 @@ codes, scales = quark_numba.mx_quantize(x, element_dtype="fp6_e3m2", axis=1)
 y = quark_numba.mx_dequantize(codes, scales, axis=1)
 print("MXFP6:", codes.dtype, "with scales of shape", scales.shape, "largest error", np.abs(y - x).max())
 
-# Types of less than 8 bits are stored one to a byte, as ml_dtypes has them. ONNX stores them packed.
+# Types of fewer than 8 bits have one element per byte, as in ml_dtypes. ONNX stores them packed.
 int4 = quark_numba.quantize(x, 0.5, dtype="int4")
 packed = quark_numba.pack(int4)
 print("int4:", int4.nbytes, "bytes, packed:", packed.nbytes)

@@ -1,4 +1,4 @@
-"""A model of Quark's in plain ONNX Runtime, with one more line, and in an optimized session."""
+"""A model that Quark quantized, in plain ONNX Runtime with one more line, and in an optimized session."""
 
 from pathlib import Path
 

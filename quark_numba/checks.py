@@ -17,7 +17,7 @@ def refuse(name: str, value: object, expected: str, kind: type[Exception] = Type
 
 
 def check_flags(**flags: Any) -> None:
-    """Raise ValueError for what is not True or False, of Python or numpy, 1 or 0."""
+    """Raise ValueError unless a value is True or False, of Python or numpy, or 1 or 0."""
     for name, flag in flags.items():
         if flag is True or flag is False:  # soon, as calls on small arrays take microseconds
             continue
@@ -27,26 +27,26 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_choices(choices: Sequence[str], **values: Any) -> None:
-    """Raise ValueError for what is none of the choices."""
+    """Raise ValueError unless a value is one of the choices."""
     for name, value in values.items():
         if not (isinstance(value, str) and value in choices):
             raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
 def check_integers(least: float, most: float, expected: str, /, **numbers: Any) -> None:
-    """Raise ValueError for what is not an integer from `least` to `most`. True and False are none."""
+    """Raise ValueError unless a value is an integer from `least` to `most`. True and False are refused."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             refuse(name, number, expected, ValueError)
 
 
 def check_positive(**numbers: Any) -> None:
-    """Raise ValueError if a number is not a positive integer. None stands for a number that was left out."""
+    """Raise ValueError unless a number is a positive integer, or None because it was left out."""
     check_integers(1, float("inf"), "a positive integer", **{name: each for name, each in numbers.items() if each is not None})
 
 
 def check_texts(**texts: Any) -> None:
-    """Raise TypeError or ValueError for what is not a text, or is empty. None stands for a text that was left out."""
+    """Raise TypeError or ValueError unless a value is a text that is not empty, or None because it was left out."""
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
             refuse(name, text, "a str")
@@ -55,7 +55,7 @@ def check_texts(**texts: Any) -> None:
 
 
 def check_paths(**paths: Any) -> None:
-    """Raise TypeError or ValueError for what is not a path, or is empty. None stands for a path that was left out."""
+    """Raise TypeError or ValueError unless a value is a path that is not empty, or None because it was left out."""
     for name, path in paths.items():
         if path is not None and not (isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str)):
             refuse(name, path, "a path")
@@ -64,14 +64,14 @@ def check_paths(**paths: Any) -> None:
 
 
 def check_functions(**functions: Any) -> None:
-    """Raise TypeError for what cannot be called. None stands for a function that was left out."""
+    """Raise TypeError unless a value can be called, or is None because it was left out."""
     for name, function in functions.items():
         if function is not None and not callable(function):
             refuse(name, function, "a function")
 
 
 def check_names(**names: Any) -> None:
-    """Raise TypeError for what is not a sequence of names, such as one name."""
+    """Raise TypeError unless a value is a sequence of names. A single name is refused, too."""
     for name, value in names.items():
         if isinstance(value, str) or not hasattr(type(value), "__len__") or not all(isinstance(each, str) for each in value):
             refuse(name, value, "a sequence of names")

@@ -1,4 +1,4 @@
-"""The package's own exceptions, and what makes the exceptions of signal handlers arrive."""
+"""The package's own exceptions, and functions that let the exceptions of signal handlers through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class ModelError(Exception):
-    """The model, or what it is run with, cannot be used; the message gives the reason."""
+    """The model, or the data or options that it is run with, cannot be used; the message gives the reason."""
 
 
 class MissingFileError(ModelError, FileNotFoundError):
@@ -38,14 +38,14 @@ class NotAvailableError(RuntimeError):
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package is not installed that only some of this one needs; the message says what to install."""
+    """A package that only parts of this one need is not installed; the message says what to install."""
 
 
 class EnvironmentVariableError(ValueError):
     """An environment variable of the package has a wrong value; the message names it. No model and no data are at fault."""
 
 
-# What to install where a module is missing that only some of the package needs.
+# What to install where a module that only parts of the package need is missing.
 _PROVIDERS = {
     "onnxruntime": "ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install "
     "'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml, onnxruntime-openvino, or another "
@@ -56,8 +56,8 @@ _PROVIDERS = {
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says. Of an error of the system this is what POSIX calls it, as Windows has other texts for the same
-    error, in the user's language."""
+    """Return the text of an error. For an error of the system this is the text of POSIX, because Windows has other texts, in
+    the language of the user."""
     if getattr(error, "winerror", None):
         return os.strerror(error.errno)  # type: ignore[attr-defined]
     return getattr(error, "strerror", None) or str(error)
@@ -69,8 +69,8 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 def file_error(name: object, error: Exception, kind: type[ModelError] = ModelError) -> ModelError:
-    """Return the exception of this kind that says of the file `name` what an error says: a FileNotFoundError, too, if that is
-    one."""
+    """Return an exception of this kind with the name of a file and the text of an error. If the error is a FileNotFoundError,
+    so is the exception."""
     if isinstance(error, FileNotFoundError):
         kind = MissingFolderError if issubclass(kind, WriteError) else MissingFileError
     return kind(f"{name}: {reason_of(error)}")
@@ -78,7 +78,7 @@ def file_error(name: object, error: Exception, kind: type[ModelError] = ModelErr
 
 @contextmanager
 def missing_packages_are_named() -> Iterator[None]:
-    """Let the error of an import in the context say which packages provide the missing module."""
+    """In the context, let the error of a failed import say which packages provide the missing module."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -89,8 +89,8 @@ def missing_packages_are_named() -> Iterator[None]:
 
 def reraise_of_signal_handler(error: BaseException) -> None:
     """Raise the exception of a signal handler, of a time limit for instance, if `error` is that exception or was caused by it.
-    Call this before an exception of any kind is taken for a fault of a model or a file: an exception of a signal handler says
-    nothing about the code that it interrupted."""
+    Call this before blaming a model or a file for an exception of any kind: the exception of a signal handler says nothing
+    about the code that it interrupted."""
     codes = set(_codes_of_handlers())
     chain: BaseException | None = error
     while chain:
@@ -104,9 +104,10 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
-    """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
-    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, a wrong environment
-    variable, and lack of a package or of memory are raised as they are."""
+    """In the context, turn an exception (from a user's function, a library or an invalid model) into one of `kind`. Its message
+    begins with `name` and, if `with_type` is True, with the type of the exception. Exceptions that are of that kind already,
+    those of signal handlers, and those for a wrong environment variable, a missing package or lack of memory are raised
+    unchanged."""
     try:
         yield
     except (kind, MissingPackageError, EnvironmentVariableError, MemoryError):
@@ -128,9 +129,9 @@ def _codes_of_handlers() -> Iterator[CodeType]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A handler of Ctrl-C (SIGINT) for the command: raises KeyboardInterrupt as Python's own handler does, but inside an import
-    only when the import has ended. C++ that is being imported may end the process at an exception (onnx's does), and importlib
-    drops an exception in its own callbacks."""
+    """Raise KeyboardInterrupt, as Python's own handler of Ctrl-C (SIGINT) does, but within an import only after the import has
+    ended. This is the handler of the command. C++ that is being imported may end the process at an exception (onnx's does), and
+    importlib drops an exception in its own callbacks."""
     while frame:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             again = threading.Timer(0.02, _interrupt_main)

@@ -1,4 +1,4 @@
-"""Tables as text, and texts of strangers in output."""
+"""Tables as text, and the escaping of foreign texts in output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENDLESS = 1 << 16
 
 @dataclass(frozen=True)
 class Table:
-    """A table; if it has no rows, `none` after the title. Columns whose name begins with ">" are aligned to the right. Columns
-    of sentences and lists are folded between words, and on a terminal all that does not fit."""
+    """A table. Without rows, the text `none` follows the title. Columns whose name begins with ">" are aligned to the right.
+    Columns of sentences and lists are folded between words; on a terminal, so is any column that does not fit."""
 
     title: str
     columns: Sequence[str]
@@ -60,12 +60,13 @@ def as_text(tables: Iterable[Table]) -> str:
 
 
 def cell(value: float | None, form: str) -> str:
-    """Return the number in this format; "inf" or "nan" if it is not finite; "" for None."""
+    """Return the number in this format, "inf" or "nan" if it is not finite, and "" for None."""
     return "" if value is None else format(value, form) if math.isfinite(value) else str(value)
 
 
 def plain(text: str, console: Console) -> str:
-    """Return the text with escapes for what is not printed, for rich's markup, and for characters that the console lacks."""
+    """Return the text with escapes for characters that are not printed, for the markup of rich, and for characters that the
+    console lacks."""
     from rich.markup import escape
 
     return escape(printable(text, "\n").encode(console.encoding, "backslashreplace").decode(console.encoding))

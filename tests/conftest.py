@@ -22,8 +22,8 @@ pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist takes "load"
 def pytest_cmdline_main(config):
-    """Let each worker begin with a part of the suite of its own: tests of a file share fixtures and compiled kernels. Where
-    pytest-xdist is missing, or is not asked for workers, this changes nothing."""
+    """Let each worker begin with its own part of the suite, because the tests of a file share fixtures and compiled kernels.
+    Where pytest-xdist is missing, or is not asked for workers, this changes nothing."""
     if getattr(config.option, "dist", None) == "no":
         config.option.dist = "worksteal"
 

@@ -110,9 +110,35 @@ def missing_names(text):
                 yield name
 
 
+# What looks like a name in code: with an underscore, or with capitals within. Not meant are placeholders, and these names of
+# other projects. The pages about sessions are full of names of ONNX Runtime.
+IDENTIFIER = re.compile(r"_*[A-Za-z]\w*_\w+|_\w{2,}|[A-Z][a-z]+\w*[A-Z]\w*")
+PLACEHOLDER = re.compile(r"(N|NAME)_\w+")
+OF_OTHERS = {"ConvertToChannelsLastAndClean", "OMP_WAIT_POLICY", "export_onnx_qcdq", "sequence_lens", "set_flush_denormal"}
+OF_ONNX_RUNTIME = [ROOT / "quark_numba" / each / "README.md" for each in ("ort", "session")]
+
+
+@functools.cache
+def words_of_code():
+    """Return all words in the code of the package, the tests and the benchmarks, and in the names of files."""
+    files = [file for folder in ("quark_numba", "tests", "bench") for file in (ROOT / folder).rglob("*") if file.is_file()]
+    texts = (text_of(file) for file in files if file.suffix == ".py" and file != Path(__file__))
+    return {word for text in (*(file.name for file in files), *texts) for word in re.findall(r"\w+", text)}
+
+
+def missing_identifiers(text):
+    """Yield names in running text that look like names in code and are not. Parts of paths and of commands do not count."""
+    for code in (code for codes in statements(text) for code in codes):
+        for dotted in re.findall(r"(?<![\w./-])[\w.]+(?![\w/-])", code):
+            for name in dotted.split("."):
+                is_meant = IDENTIFIER.fullmatch(name) and not PLACEHOLDER.fullmatch(name) and name not in OF_OTHERS
+                if is_meant and name not in words_of_code():
+                    yield name
+
+
 def commands(text):
     """Yield each subcommand with each option that is named in the same piece of code, or after it in the same statement. None
-    stands for no option, or no subcommand."""
+    stands for a missing option or subcommand."""
     for codes in [*([command] for command in shell_commands(text)), *statements(text)]:
         subcommand = None
         for code in codes:
@@ -131,7 +157,7 @@ def commands(text):
 
 @functools.cache
 def options_of(subcommand):
-    """Return the options that the subcommand's help lists; None if there is no such subcommand."""
+    """Return the options that the help of a subcommand lists, or None if there is no such subcommand."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as stop:
         cli.main([subcommand, "--help"])
@@ -184,6 +210,8 @@ def test_all_that_is_named_exists(path):
     assert list(missing_files(path, text)) == []
     assert list(missing_names(text)) == []
     assert list(missing_commands(text)) == []
+    if path.name in ("CONTRIBUTING.md", "README.md") and path not in OF_ONNX_RUNTIME:
+        assert list(missing_identifiers(text)) == []
 
 
 @pytest.mark.parametrize(
@@ -200,6 +228,7 @@ def test_all_that_is_named_exists(path):
         ("`quark-numba types` and `--dim NAME=N`\n\n`quark-numba run --dim NAME=N`", ["types --dim"]),
         ("- `quark-numba run MODEL`\n- `--runs`, `--keep-quantized-weights`", ["None --keep-quantized-weights"]),
         ("```sh\ngo && .venv/bin/quark-numba run m \\\n  --runs 3 --nothing\npytest --cov\n```", ["run --nothing"]),
+        ("`KINDS` in `X_BITS`, `NAME_x`, `_meant (no_name=1)`, `NoClass`", ["X_BITS", "_meant", "no_name", "NoClass"]),
     ],
 )
 def test_what_is_missing_is_found(text, missing):
@@ -209,6 +238,7 @@ def test_what_is_missing_is_found(text, missing):
         *missing_files(path, text),
         *missing_names(text),
         *missing_commands(text),
+        *missing_identifiers(text),
     ] == missing
 
 

@@ -19,7 +19,7 @@ SMALL = model(pair(), [("x", "float32", X.shape)], ["y"], initializers=scale_and
 
 
 class Nothing:
-    """No number, no text, no array, and no path."""
+    """An object that is not a number, a text, an array or a path."""
 
     def __repr__(self):
         return "Nothing()"

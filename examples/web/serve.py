@@ -1,4 +1,4 @@
-"""Serve the page on this machine, with models in ONNX's standard operators, their inputs and the outputs that are expected."""
+"""Serve the page on this machine, with models in ONNX's standard operators, their inputs and the expected outputs."""
 
 import argparse
 import functools

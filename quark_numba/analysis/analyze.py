@@ -133,7 +133,7 @@ def analyze(
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The models, and what is measured. Each process makes its analyzer from one."""
+    """The models and the measurements. Each process makes its analyzer from a recipe."""
 
     model: Source
     reference: Source | None
@@ -152,7 +152,7 @@ def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Wo
 
 
 class _Analyzer:
-    """What measures batches. `recipe` is for this process, and `elsewhere` for other processes."""
+    """An analyzer measures batches. `recipe` is for this process, and `elsewhere` for other processes."""
 
     def __init__(self, recipe: _Recipe, elsewhere: _Recipe, *, threads: int) -> None:
         self.recipe, self.elsewhere, self.threads = recipe, elsewhere, threads
@@ -299,7 +299,8 @@ def _output_errors(compared: Comparison) -> list[OutputError]:
 
 
 def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison]]) -> dict[str, str]:
-    """Return why outputs cannot be compared, by name. The reasons in `others` count only for outputs without another reason."""
+    """Return the reasons why outputs cannot be compared, by name. The reasons in `others` count only for outputs without
+    another reason."""
     reasons = dict(compared.reasons)
     for where, comparisons in others.items():
         for comparison in comparisons:

@@ -87,8 +87,8 @@ def evaluate(
     Parameters
     ----------
     model : path, or onnx.ModelProto
-        The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With other execution providers than
-        the CPU's (`execution`), it runs in ONNX's standard operators.
+        The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With execution providers other than
+        the CPU provider (`execution`), it runs in ONNX's standard operators.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
@@ -120,7 +120,7 @@ def evaluate(
     ModelError
         If the model or the data cannot be used. Faults in the headers of files are found before the first run.
     TypeError, ValueError
-        If an argument is wrong.
+        If an argument has an invalid type or value.
     """
     execution = execution_of(execution)
     check_outputs(outputs)
@@ -129,7 +129,7 @@ def evaluate(
     if ignore_label is not None:
         check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
     if ignore_label is not None and labels is None:
-        raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or none")
+        raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or neither")
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .measures.outputs import OutputError
     from .results import AnalysisFields, EvaluationFields
 
-# In line, as notebooks have no style sheet of ours.
+# Inline styles, because notebooks lack the style sheet of the page.
 _BOX = "overflow:auto;max-height:36rem"
 
 
@@ -35,7 +35,7 @@ def samples(analysis: AnalysisFields) -> str:
     return paragraph(f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}")
 
 
-# Sections. Those that have nothing to show are "".
+# Sections. A section with nothing to show is "".
 
 
 def outputs(analysis: AnalysisFields) -> str:
@@ -116,7 +116,7 @@ def paragraph(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text as HTML, with escapes for characters that are not printed. HTML cannot have all of them."""
+    """Return a text as HTML, with escapes for characters that are not printed, some of which HTML does not allow."""
     return html.escape(printable(text))
 
 

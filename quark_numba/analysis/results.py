@@ -13,8 +13,8 @@ from .measures.tensors import QuantizedTensor
 
 @dataclass
 class EvaluationFields:
-    """What an `Evaluation` has. Each row is a sample if the model leaves the number of rows open, or if the data were cut into
-    batches. Otherwise each run is a sample.
+    """The fields of an `Evaluation`. Each row is a sample if the model leaves the number of rows open, or if the data were cut
+    into batches. Otherwise each run is a sample.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class EvaluationFields:
     batches : number of batches, with the failed ones
     samples_per_second, reference_samples_per_second : rates of one session; they differ from run to run, and equality ignores
         them
-    metrics : means of the results of `metric` over the samples, by name; none if there is no sample
+    metrics : means of the results of `metric` over the samples, by name; {} without samples
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, with the reasons
     not_labelled : with labels, names of outputs without an accuracy, with the reasons
@@ -42,8 +42,7 @@ class EvaluationFields:
 
 @dataclass
 class AnalysisFields:
-    """What an `Analysis` has. Each of the lists is what `pandas.DataFrame` takes, such as
-    ``pandas.DataFrame(analysis.tensors)``.
+    """The fields of an `Analysis`. `pandas.DataFrame` takes each of the lists, as in ``pandas.DataFrame(analysis.tensors)``.
 
     Parameters
     ----------

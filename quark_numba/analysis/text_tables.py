@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .measures.outputs import OutputError
     from .results import AnalysisFields, EvaluationFields
 
-# The number of rows in the tables of nodes and tensors, if nothing else is asked for.
+# The default number of rows in the tables of nodes and tensors.
 TOP = 20
 
 
@@ -28,7 +28,7 @@ def of_evaluation(evaluation: EvaluationFields) -> Iterator[Table]:
 
 
 def figures(evaluation: EvaluationFields) -> list[list[str]]:
-    """Return the names and values of what is not of one output."""
+    """Return the names and values of the figures that do not belong to one output."""
     return [
         ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
         ["samples a second", f"{evaluation.samples_per_second:.0f}"],
@@ -70,13 +70,13 @@ def of_analysis(analysis: AnalysisFields, top: int) -> Iterator[Table]:
 
 
 def left_out(failed: Mapping[str, str]) -> Iterator[Table]:
-    """Yield the table of the batches that were left out; nothing if there are none."""
+    """Yield the table of the batches that were left out, if any."""
     if failed:
         yield Table("Batches that are left out", ["batch", "why"], [[*item] for item in failed.items()])
 
 
 def not_compared(reasons: Mapping[str, str]) -> Iterator[Table]:
-    """Yield the table of the outputs that cannot be compared, with the reasons; nothing if there are none."""
+    """Yield the table of the outputs that cannot be compared, with the reasons, if there are any."""
     if reasons:
         yield Table("Outputs that are not compared", ["output", "why"], [[*item] for item in reasons.items()])
 

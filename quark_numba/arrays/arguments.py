@@ -50,7 +50,7 @@ def real(value: Any, name: str) -> float:
 
 
 def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
-    """Return the named arguments as float32 arrays. Raises TypeError for arrays of other types and for dask arrays."""
+    """Return the named arguments as float32 arrays. Raise TypeError for arrays of other types and for dask arrays."""
     arrays = []
     for name, value in values.items():
         arrays.append(array(value, name, FLOAT32))
@@ -61,7 +61,7 @@ def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
 
 
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
-    """Return the element type that an argument specifies, by any of its names. Raises TypeError if it is not in `allowed`."""
+    """Return the element type that an argument specifies, by any of its names. Raise TypeError if it is not in `allowed`."""
     row = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
     if row is None or row not in allowed:
         in_order = [known for known in (*ELEMENT_TYPES, INT64) if known in allowed]
@@ -74,7 +74,7 @@ def element_type_of(specification: Any, name: str, allowed: Collection[ElementTy
 
 
 def did_you_mean(given: Any, allowed: Iterable[str]) -> str:
-    """Return the end of a message: the allowed name that is spelled like `given`, or "" if there is none."""
+    """Return the end of a message: the allowed name that is spelled most like `given`, or "" if no name is similar."""
     close = difflib.get_close_matches(given, allowed, 1, 0.7) if isinstance(given, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -86,7 +86,7 @@ def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
 
 
 def contiguous(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
-    """Return the array contiguous in C's order, aligned, and in native byte order. It is copied only if necessary."""
+    """Return the array contiguous in C order, aligned, and in native byte order. It is copied only if necessary."""
     flags = array.flags
     if flags.c_contiguous and flags.aligned and array.dtype.isnative:
         return array
@@ -97,7 +97,8 @@ def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     """Return `value` as a numpy array. A dask array is returned unchanged.
 
     A Python number, an np.int64, a list or a range is converted to `default`. An array on a device or in pieces is refused.
-    Raises TypeError or ValueError.
+
+    Raise TypeError or ValueError if the value cannot be converted.
     """
     if type(value) is np.ndarray:
         return value
@@ -133,7 +134,7 @@ def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     return cast
 
 
-# DLPack's numbers for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.
+# The numbers of DLPack for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.
 _CPU_MEMORY = (1, 3, 11)
 
 
@@ -153,7 +154,7 @@ def _check_is_here(value: Any, name: str) -> None:
 
 
 def _memory(value: Any) -> Any:
-    """Return DLPack's number for the kind of memory; None if the object has none."""
+    """Return the number of DLPack for the kind of memory that an object is in, or None if the object does not know it."""
     try:
         return value.__dlpack_device__()[0]
     except Exception as error:  # a library may raise anything

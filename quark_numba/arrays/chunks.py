@@ -18,8 +18,9 @@ from ..compiling.threads import on_one_thread
 
 
 class Cut(NamedTuple):
-    """An operand of a call beside x: a numpy or dask array, or None. `axes` are the axes of x along which its dimensions run.
-    Along the axis of blocks it has one element for `per` elements of x. With `axes` = None each chunk gets the whole array."""
+    """An operand of a call other than x: a numpy or dask array, or None. `axes` are the axes of x along which its dimensions
+    run. Along the axis of blocks it has one element for `per` elements of x. With `axes` = None each chunk gets the whole
+    array."""
 
     array: Any
     axes: tuple[int, ...] | None = None
@@ -34,7 +35,7 @@ class Result(NamedTuple):
 
 
 def is_lazy(*values: Any) -> bool:
-    """Whether any of the values is a dask array."""
+    """Return whether any of the values is a dask array."""
     module = sys.modules.get("dask.array")
     return module is not None and any(isinstance(value, module.Array) for value in values)
 
@@ -73,7 +74,7 @@ def map_chunks(
     Raises
     ------
     ValueError
-        If a chunk of x ends within a block; or if a chunk size that is needed is unknown.
+        If a chunk of x ends within a block, or if the size of a chunk is needed and unknown.
     """
     if not is_lazy(x, *(array for array, _, _ in operands)):
         made = function(x, *(array for array, _, _ in operands))
@@ -103,7 +104,7 @@ def map_chunks(
 
 
 def _check_blocks_are_whole(x: Any, axis: int, block: int, name: str) -> None:
-    """Raise ValueError if a chunk of a dask array ends within a block, and not at the end of the array."""
+    """Raise ValueError if a chunk of a dask array ends within a block, unless that is the end of the array."""
     chunks = x.chunks[axis]
     if block == 1 or len(chunks) == 1:
         return

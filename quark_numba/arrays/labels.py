@@ -1,4 +1,5 @@
-"""Labels of xarray's DataArrays, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done so."""
+"""The labels of DataArrays of xarray, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done
+so."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def keeps_labels(call: Call) -> Call:
 
 
 def _check_dimensions(x: Any, axis: Any, others: list[Any]) -> None:
-    """Raise ValueError if a DataArray of one dimension, a scale for instance, runs along another axis of x than `axis`."""
+    """Raise ValueError if a DataArray of one dimension, a scale for instance, runs along an axis of x other than `axis`."""
     for other in others:
         if _is_labelled(other) and other.ndim == 1 and other.size != 1 and other.dims[0] in x.dims:
             expected = x.dims.index(other.dims[0])

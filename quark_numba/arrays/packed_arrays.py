@@ -73,7 +73,12 @@ def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLi
     Returns
     -------
     ndarray of that shape in C order, with the type's dtype in ml_dtypes, one element per byte. If `packed` is a dask array, a
-    lazy dask array. The errors are those of `pack`.
+    lazy dask array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `pack`.
     """
     packed = unlabelled(packed)
     check_has_no_mask(packed, "packed")

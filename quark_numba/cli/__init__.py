@@ -55,10 +55,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         tell("red", "error", ": ".join(filter(None, ("there is not enough memory", str(error)))))
         return 1
-    except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
+    except OSError as error:  # raised by writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
-            # An error without a number is not the system's.
+            # An error without a number does not come from the system.
             what = error.filename or ("the output cannot be written" if error.errno else type(error).__name__)
             tell("red", "error", f"{what}: {reason_of(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _compiling_is_told() -> Iterator[None]:
-    """Print a message when the library first logs that it compiles, since that takes seconds, and its warnings."""
+    """Print the library's warnings, and a message when it first logs that it compiles, because that takes seconds."""
 
     class Teller(logging.Handler):
         is_told = False

@@ -117,23 +117,23 @@ def _csv(analysis: Analysis) -> str:
     return "".join(",".join(line) + "\n" for line in lines)
 
 
-# The places in a text where a spreadsheet may see the begin of a formula: one of these characters comes next. If semicolons
-# separate its cells, a cell also begins after one within double quotes, and double quotes at its begin are skipped.
+# The places in a text at which a spreadsheet may see the beginning of a formula: one of these characters follows. If semicolons
+# separate cells, a cell also begins after a semicolon within double quotes, and double quotes at its beginning are skipped.
 _FORMULA = re.compile('^(?=[-=+@\t\r\n\0＝＋－＠])|(?<=;)(?=[-=+@\t\r\n\0＝＋－＠"])')
 
 
 def _cell(value: Any) -> str:
-    """Return a cell. Names come from the authors of models, so no text stays a formula for a spreadsheet. As OWASP's page on
-    CSV injection says, it is in double quotes, and a single quote precedes what looks like a formula. Characters that are not
-    printed are escaped. Numbers stay numbers, and None is empty."""
+    """Return a cell. Names come from the authors of models, so a spreadsheet must not take a text for a formula. As OWASP's
+    page on CSV injection recommends, each text is in double quotes, and a single quote precedes a text that looks like a
+    formula. Characters that are not printed are escaped. Numbers stay numbers, and None is empty."""
     if not isinstance(value, str):
         return "" if value is None else str(value)
     return '"' + printable(_FORMULA.sub("'", value)).replace('"', '""') + '"'
 
 
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
-    """Return the names of the nodes that use the `count` worst tensors: by the sweep if it was by tensor, otherwise by own
-    error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
+    """Return the names of the nodes that use the `count` worst tensors, ranked by the sweep if it was by tensor, otherwise by
+    own error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
     functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
 

@@ -1,4 +1,4 @@
-"""Options that several subcommands share: their types, their checks, and the arguments made from them."""
+"""Options that several subcommands share: their types, their checks, and the objects made from them."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def add_providers(parser: argparse.ArgumentParser) -> None:
         "--providers",
         type=lambda text: text.split(","),
         metavar="NAME[,NAME...]",
-        help="ONNX Runtime's execution providers, such as cuda or CUDAExecutionProvider (default: the CPU's); with others, "
-        "quantization nodes run in ONNX's standard operators",
+        help="ONNX Runtime's execution providers, such as cuda or CUDAExecutionProvider (default: the CPU provider); with "
+        "others, quantization nodes run in ONNX's standard operators",
     )
 
 
 def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse providers that this build of ONNX Runtime lacks, and let the others have its names. Workers of a cluster may have
-    another build."""
+    """Refuse providers that this build of ONNX Runtime lacks, and give the others the names that it uses. Workers of a cluster
+    may have another build."""
     if getattr(options, "providers", None) is None or getattr(options, "scheduler", None):
         return
     from ..ort.providers import providers_of
@@ -86,7 +86,7 @@ def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 
 def has_other_providers(options: argparse.Namespace) -> bool:
-    """Whether the command has other execution providers than the CPU's."""
+    """Return whether the command was given execution providers other than the CPU provider."""
     from ..ort.providers import others_than_cpus
 
     return bool(others_than_cpus(options.providers or []))
@@ -163,7 +163,7 @@ def execution_of(options: argparse.Namespace, progress: Callable[[int, int | Non
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add the options for the source of batches. Without one, if none is `required`, there is one random batch."""
+    """Add the options for the source of batches. If no source is given, and `required` is False, there is one random batch."""
     source = parser.add_mutually_exclusive_group(required=required)
     source.add_argument(
         "--data",
@@ -211,7 +211,7 @@ def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterat
 
 
 def check_written(options: argparse.Namespace, *written: str) -> None:
-    """Raise ModelError if a file that these options name is one that the command reads, or is to be written twice."""
+    """Raise ModelError if these options name a file that the command reads, or name a file twice."""
     from ..models import model_files
 
     def given(*names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The subcommand `info`: versions, the backend, threads, and what is kept on the disk."""
+"""The subcommand `info`: versions, the backend, threads, and the kernels and models kept on disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 _QUARK, _MISSING = "amd-quark", "not installed"
 
-# What replaces Quark's library when it is imported.
+# The module that replaces Quark's library when it is imported.
 _REPLACES = "quark_numba.for_quark"
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on the disk")
+    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on disk")
     parser.set_defaults(action=_info)
     parser.add_argument("--clear-cache", action="store_true", help="first remove compiled kernels and models of all versions")
     parser.add_argument("--kept-models", metavar="FOLDER", help="the folder of kept models (default: that of `cache=True`)")
@@ -82,7 +82,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _cache() -> str:
-    """Return the folder of compiled kernels, and why they are not loaded or kept, if so."""
+    """Return the folder of compiled kernels and, if they are not loaded or kept, the reason."""
     from ..compiling import cache
 
     folder, is_read, why_not = cache.place()
@@ -92,7 +92,7 @@ def _cache() -> str:
 
 
 def _models(given: str | None) -> tuple[ModelCache | None, str]:
-    """Return the cache of models, and why it is not used, if so."""
+    """Return the cache of models and, if it is not used, the reason."""
     from ..session.model_cache import ModelCache, users_folder
     from ..session.request import check_cache
 
@@ -108,7 +108,7 @@ def _models(given: str | None) -> tuple[ModelCache | None, str]:
 
 
 def _onnxruntime() -> tuple[str, str]:
-    """The version of ONNX Runtime, with the packages that provide it if they have other names; and a note on its device."""
+    """Return the version of ONNX Runtime, the packages that provide it if they have other names, and a note on its device."""
     from importlib.metadata import packages_distributions
 
     try:
@@ -134,7 +134,7 @@ def _version(distribution: str) -> str:
 
 
 def _library_of_quark() -> str:
-    """Return which operators Quark has in this process, or would have in another one, as a sentence without a full stop."""
+    """Return a phrase that says which operators Quark has in this process, or would have in another one."""
     if _REPLACES in sys.modules:
         return "those of quark_numba, in this process"
     compiled = next(_compiled_libraries(), None)

@@ -97,12 +97,12 @@ def _name(data_type: int) -> str:
 
 
 def _name_of_blocks(operator: Operator, attributes: Mapping[str, Any]) -> str:
-    """Return the name of a node's block format, as `analyze` has it ("mx9"); "" for other nodes, or if it is unknown."""
+    """Return the name of a node's block format, as in `analyze` ("mx9"), or "" for other nodes and unknown formats."""
     if operator.family != "block" or operator.meaning is None or "?" in attributes.values():
         return ""
     try:
         meaning = operator.meaning([None] * len(operator.inputs), operator.values(attributes))
-    except (ValueError, TypeError):  # a session refuses the node
+    except (ValueError, TypeError):  # a session would refuse the node
         return ""
     return meaning.format if isinstance(meaning, BlockRoundTrip) else ""
 

@@ -53,7 +53,7 @@ def optimized(
     cache: bool | str = False,
     providers: list[str] | None = None,
 ) -> Iterator[Artifact]:
-    """Yield the model as ``InferenceSession`` runs it. `qdq`, `cache` and `providers` are as there."""
+    """Yield the model as ``InferenceSession`` runs it. `qdq`, `cache` and `providers` are its arguments."""
     options = onnxruntime.SessionOptions()
     request = SessionRequest(path, options, providers, qdq, cache=cache, replaced=NOTHING_REPLACED)
     request.check()
@@ -74,9 +74,10 @@ def create_session(
     profile: str = "",
     providers: list[str] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
-    of ONNX if ONNX Runtime cannot run them. `optimized`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
-    Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
+    """Return a session of the model at `path`. It has this package's operators if a quantization node needs them, including
+    those of ONNX that ONNX Runtime cannot run. `optimized`, if given, is loaded instead. With `threads` = 0 ONNX Runtime
+    chooses the number. `profile` is the beginning of the path to which ONNX Runtime writes its profile, or "" for no
+    profile."""
     how: dict[str, Any] = {"threads": threads, "profile": profile, "providers": providers}
     if optimized and optimized.source:
         how |= {"has_own_operators": True, "qdq": "auto" if others_than_cpus(providers or []) else qdq, "fuses_integers": True}

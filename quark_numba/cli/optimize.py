@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         "--operators",
         choices=("custom", "cuda", "standard", "webgpu"),
         default="custom",
-        help="custom: this package's operators, the fastest on the CPU; cuda: those with kernels for NVIDIA's GPUs; standard: "
+        help="custom: this package's operators, the fastest on the CPU; cuda: those with kernels for NVIDIA GPUs; standard: "
         "ONNX's operators alone, for any execution provider and without this package; webgpu: those of them that ONNX Runtime "
         "Web has on a GPU (default: %(default)s)",
     )
@@ -70,7 +70,7 @@ def _optimize(options: argparse.Namespace) -> int:
 
 
 def _is_output(path: str) -> bool:
-    """Whether the path leads to the command's own output, as /dev/stdout does."""
+    """Return whether the path leads to the command's own output, as /dev/stdout does."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.isfile(path)
     except OSError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OUTPUT = Console(highlight=False, emoji=False)
 _messages = Console(stderr=True, highlight=False, emoji=False)
 for _console in (OUTPUT, _messages):
-    if _console.width < 1:  # COLUMNS=0, or 1 on Windows, with which nothing would be printed
+    if _console.width < 1:  # with COLUMNS=0, or 1 on Windows, nothing would be printed
         _console.width = 80
 
 
@@ -59,8 +59,8 @@ def json_value(value: Any) -> Any:
 
 
 def tell(style: str, what: str, message: object) -> None:
-    """Print a message to stderr, after its kind in this style."""
-    with suppress(OSError):  # as the results matter more than what is said beside them
+    """Print a message to stderr, preceded by its kind in this style."""
+    with suppress(OSError):  # the results matter more than messages
         _messages.print(f"[{style}]{what}:[/] {plain(str(message), _messages)}", soft_wrap=True)
 
 
@@ -80,7 +80,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
 @contextmanager
 def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar that can jump. Yield a function to call with the number of finished steps and the number of all
-    steps, None if unknown."""
+    steps, or None if that is unknown."""
     with _bar() as bar:
         task = bar.add_task(plain(what, _messages), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -35,7 +35,7 @@ def _profile(options: argparse.Namespace) -> int:
             optimized = stack.enter_context(measuring.optimized(options.model, **how, cache=options.cache))
         models = {"before": None, "after": optimized}
         if arguments.has_other_providers(options):
-            del models["before"]  # its custom operators run on the CPU's provider alone
+            del models["before"]  # its custom operators run on the CPU provider alone
         for name, model in models.items():
             with progress(f"profiling, {name} it is optimized"):
                 times[name] = measuring.node_times(

@@ -70,8 +70,8 @@ def _run(options: argparse.Namespace) -> int:
 def _measure(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
 ) -> tuple[dict[str, Any], Artifact | None]:
-    """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
-    optimized, if the options ask for that."""
+    """Run the models, given as paths and quantization nodes. Return the report that --json prints, and the first model in its
+    optimized form if the options ask for that."""
     from ..analysis.measures.outputs import compare
     from ..analysis.twin import float_twin
     from ..analysis.twin.random_nodes import random_outputs
@@ -129,8 +129,8 @@ def _measure(
 def _load(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]], stack: ExitStack
 ) -> tuple[list[onnxruntime.InferenceSession], list[dict[str, Any]], Artifact | None]:
-    """Return sessions of the models, of the first one also as it is optimized, if the options ask for that, with what --json
-    prints of each; and the first model that was optimized. Its files exist until the stack is closed."""
+    """Return sessions of the models, including the optimized form of the first one if the options ask for that, the part of
+    --json's report about each, and that optimized model. Its files exist until the stack is closed."""
     from . import measuring
 
     has_others = arguments.has_other_providers(options)
@@ -157,8 +157,8 @@ def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
 
 
 def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str, Any]:
-    """Return what --json prints of the difference from the file of --expected. Raise ModelError if an output cannot be
-    compared."""
+    """Return the part of --json's report about the difference from the file of --expected. Raise ModelError if an output cannot
+    be compared."""
     from ..analysis.measures.outputs import compare
     from ..running.files import read_arrays
 

@@ -1,4 +1,5 @@
-"""The subcommand `types`: the element types and formats of each operator, since which version, and where they run."""
+"""The subcommand `types`: the element types and formats of each operator, the version that introduced each, and where they
+run."""
 
 from __future__ import annotations
 

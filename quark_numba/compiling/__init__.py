@@ -1,1 +1,1 @@
-"""The lowest floor: it compiles Python functions to kernels, once for all threads, and keeps them in a cache on disk."""
+"""The compilation of Python functions to kernels, once for all threads, and the cache of kernels on disk."""

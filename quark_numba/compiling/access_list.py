@@ -1,4 +1,4 @@
-"""Who else may write to a folder of Windows, from its access list."""
+"""The users who may write to a folder on Windows, from its access list."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-# In the texts of access lists (Microsoft's "Security Descriptor String Format"): rights to read, as names and as bits, and who
-# may do anything anyway: the system, administrators, the installer, and in what is inherited the creator and the owner.
+# From the texts of access lists (Microsoft, "Security Descriptor String Format"): the rights to read, as names and as bits, and
+# those who may do anything anyway: the system, administrators, the installer and, in inherited entries, the creator and the
+# owner.
 _READ_NAMES, _READ_BITS = {"FR", "FX", "GR", "GX", "RC", "CC", "SW", "WP", "LO"}, 0xA012_00A9
 _INSTALLER = "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464"
 _OF_THE_SYSTEM = {"SY", "BA", "LA", "CO", "OW", "S-1-5-18", "S-1-5-32-544", "S-1-3-0", "S-1-3-4", _INSTALLER}
@@ -20,13 +21,13 @@ _NAMES = {"WD": "everyone", "AU": "all who log in", "BU": "all users", "AN": "an
 _OWNER = re.compile(r"O:(S-[0-9-]+|[A-Z]{2})")
 _ENTRY = re.compile(r"\(([A-Z]+);[^;]*;([^;]*);[^;]*;[^;]*;([^;)]*)")
 
-# Microsoft's numbers: SE_FILE_OBJECT; OWNER_ and DACL_SECURITY_INFORMATION; TOKEN_QUERY; TokenUser.
+# Numbers of Microsoft: SE_FILE_OBJECT; OWNER_ and DACL_SECURITY_INFORMATION; TOKEN_QUERY; TokenUser.
 _FILE, _OWNER_AND_LIST, _QUERY, _USER = 1, 1 | 4, 8, 1
 
 
 def check_own(folder: Path) -> None:
-    """Raise PermissionError if others than this user and the system's own may write to a folder, unless it is in this user's
-    profile."""
+    """Raise PermissionError if anyone but this user and the system may write to a folder, unless it is in the profile of this
+    user."""
     if Path(os.path.expanduser("~")) not in folder.parents:
         others = writers(_text_of(folder), _this_user())
         if others:
@@ -35,7 +36,7 @@ def check_own(folder: Path) -> None:
 
 
 def writers(text: str, user: str) -> list[str]:
-    """Return who owns a folder or may write to it, apart from a user and the system's own. `text` is its owner and its access
+    """Return those who own a folder or may write to it, apart from a user and the system. `text` has the owner and the access
     list."""
     owner = _OWNER.match(text)
     entries = _ENTRY.findall(text.partition("D:")[2])

@@ -1,8 +1,8 @@
 """The cache of compiled functions on disk. A function has a file, whose name changes with the sources of the function.
 
-Numba's own cache loads damaged files without a check and fails on a full disk. This cache verifies a checksum when it reads; a
-function whose file cannot be written is used without one. Files are loaded by pickle, so whoever can write to the folder can
-run code in this process."""
+Numba's own cache loads damaged files without a check and fails on a full disk. This cache verifies a checksum when it reads,
+and a function whose file cannot be written is used without a file. Files are loaded by pickle, so whoever can write to the
+folder can run code in this process."""
 
 from __future__ import annotations
 
@@ -27,33 +27,35 @@ from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
 from .process_lock import locked
-from .sources import digest as digest  # `jit` takes it from here: what this module imports changes nothing that is compiled
+from .sources import digest as digest  # `jit` takes it from here: the imports of this module change nothing that is compiled
 from .user_folder import check_folder, make_own, own_content, own_folder, warn, write
 
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".kernel"
 
-# The beginning of a file, and the names of files: the function, two digests, and of unfinished files the process. What does not
-# have both belongs to another program.
+# The beginning of a file, and the names of files: the function, two digests and, for unfinished files, the process. A file
+# without both belongs to another program.
 _MARK = b"quark_numba kernel\n"
 _NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
 
-# The file of each function for C that this process has, by the function's address.
+# The file of each function for C in this process, by the address of the function.
 _files: dict[int, Path] = {}
 
-# What is called before a function is compiled that has no file.
+# Functions that are called before a function without a file is compiled.
 before_compiling: list[Callable[[], None]] = []
 
-# Whether a session waits for functions that may have to be compiled: True in it, until the first one is.
+# Whether a session waits for functions that may have to be compiled. It contains True until the first one is compiled.
 _waiting: set[bool] = set()
 
-# Whether a file could not be written: True in it from then on. Then waiting for files of other processes is in vain, too.
+# Whether a file could not be written: it contains True from then on. Then waiting for the files of other processes is in vain,
+# too.
 _unwritten: set[bool] = set()
 
 
 def session_waits() -> None:
-    """Let a line of the log say that the next function is compiled: a session needs many, for which its user waits."""
+    """Let a line of the log say that the next function is compiled, because a session needs many, and its user waits for
+    them."""
     _waiting.add(True)
 
 
@@ -72,8 +74,8 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
 
 
 def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> str:
-    """Return the text that is kept on disk under `name`, which ends with a digest as a function's does; else make and keep it.
-    It is code for another machine, and like a compiled function depends on this processor, too."""
+    """Return the text that is kept on disk under `name`, or else make and keep it. The name ends with a digest, as that of a
+    function does. The text is code for another machine and, like a compiled function, also depends on this processor."""
     from numba.core.registry import cpu_target
 
     file = _File(name)
@@ -87,8 +89,9 @@ def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> s
 
 
 def object_of(address: int) -> tuple[str, bytes, bytes]:
-    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module. All are of
-    the file: another process that compiled the function at the same time may have written it, with another symbol.
+    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module. All three
+    come from the function's file, which another process that compiled the function at the same time may have written, with
+    another symbol.
 
     Raises
     ------
@@ -100,11 +103,11 @@ def object_of(address: int) -> tuple[str, bytes, bytes]:
         if content:
             (_, _, (code, bitcode)), description, *_ = pickle.loads(content)
             return description.llvm_cfunc_wrapper_name, code, bitcode
-    raise LookupError("a compiled function is not kept")
+    raise LookupError("a compiled function is not on disk")
 
 
 def _verified(content: bytes) -> bytes:
-    """Return what a file holds; nothing: it is damaged."""
+    """Return the content of a file, which is empty if the file is damaged."""
     start = len(_MARK) + hashlib.sha256().digest_size
     return content[start:] if content[:start] == _MARK + hashlib.sha256(content[start:]).digest() else b""
 
@@ -113,7 +116,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class Place(NamedTuple):
-    """A folder, whether files are loaded from there, and why none can be written; "": they can."""
+    """A folder, whether files are loaded from it, and the reason why files cannot be written, or "" if they can."""
 
     folder: Path | None
     is_read: bool
@@ -123,8 +126,8 @@ class Place(NamedTuple):
 @functools.cache
 def place() -> Place:
     """Return where the files are: in the folder that NUMBA_CACHE_DIR names, or else in the package's ``__pycache__``, or in the
-    user's cache. They are loaded if this user alone, or the system, could have written them. A frozen application's own
-    folder may be gone when it ends."""
+    cache folder of the user. They are loaded if only this user or the system could have written them. The folder of a frozen
+    application may be gone when the application ends."""
     if not numba.config.CACHE_DIR and not getattr(sys, "frozen", False):
         with suppress(OSError):
             beside = _PACKAGE / "__pycache__"
@@ -149,7 +152,7 @@ def _write_to(folder: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
-    folder = place().folder  # a relative one stays where it was when it was first used
+    folder = place().folder  # a relative path is that of the folder at its first use
     return {"NUMBA_CACHE_DIR": str(folder.parent)} if numba.config.CACHE_DIR and folder else {}
 
 
@@ -160,8 +163,8 @@ def files() -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether this package wrote a file, of which a killed process may have written the beginning alone. Earlier versions began
-    files with the checksum of the rest."""
+    """Return whether this package wrote a file, of which a killed process may have written only the beginning. Earlier versions
+    began files with the checksum of the rest."""
     with suppress(OSError):
         if _NAME.fullmatch(path.name) and path.is_file():
             content, size = path.read_bytes(), hashlib.sha256().digest_size
@@ -171,7 +174,7 @@ def _is_own(path: Path) -> bool:
 
 
 def sizes() -> list[int]:
-    """Return the sizes of the files in bytes, without those that another process has removed meanwhile."""
+    """Return the sizes of the files in bytes, except files that another process has removed meanwhile."""
     found = []
     for path in files():
         with suppress(OSError):
@@ -187,10 +190,10 @@ class _File:
         folder, is_read, self._why_not = place()
         self.cache_path = folder if is_read and not name.endswith("_") else None  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
-        self.locks = ExitStack()  # what is held until the function is compiled
+        self.locks = ExitStack()  # contexts that are held until the function is compiled
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled function; None if there is no file, or if it is damaged."""
+        """Return the compiled function, or None if its file is missing or damaged."""
         target_context.refresh()
 
         def read(content: bytes) -> Any:
@@ -199,7 +202,7 @@ class _File:
         return self.find(signature, target_context, read)
 
     def find(self, signature: Any, target_context: Any, read: Callable[[bytes], Any]) -> Any:
-        """Return what `read` makes of the file's content; None if there is no file, or if it is damaged. If another process is
+        """Return what `read` makes of the file's content, or None if the file is missing or damaged. If another process is
         compiling the function, this one waits for its file."""
         if self.cache_path is not None:
             path = self._path(signature, target_context.codegen())
@@ -207,7 +210,7 @@ class _File:
             if found is None and not self._why_not and not _unwritten:
                 has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
                 found = self._loaded(path, read)  # which another process may have written meanwhile
-                # A process for which others compile needs no helpers.
+                # A process that waits for another one to compile needs no helpers.
                 for each in [] if found or has_waited else [*before_compiling]:
                     each()
             if found is not None:

@@ -1,4 +1,5 @@
-"""Kernels for NVIDIA's GPUs: PTX text, which the driver compiles, and what a launch needs beside it. None of it needs a GPU."""
+"""Kernels for NVIDIA GPUs: PTX text, which the driver compiles, and the other facts that a launch needs. This module does not
+need a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class DeviceKernel:
         self._function.__qualname__ = f"gpu_{name}_{digest(module)}"
 
     def count_blocks(self, units: int) -> int:
-        """Return the number of blocks for so many units of work. 0: there is nothing to launch."""
+        """Return the number of blocks for so many units of work. If it is 0, there is nothing to launch."""
         return -(-units // self.units_per_block)
 
     @created_once
@@ -76,8 +77,8 @@ class DeviceKernel:
         """The function that becomes PTX, compiled for this machine: int64_t (int64_t record, int64_t block, int64_t thread)."""
         compiled = CFunc(self._function, normalize_signature(_SIGNATURE), locals={}, options=jit._FLAGS)
         with global_compiler_lock:
-            # A thread has no vectors of numbers. While the lock is held, nothing is compiled but this function and what it
-            # calls, which has no loops.
+            # A thread has no vectors of numbers. While the lock is held, only this function and those that it calls are
+            # compiled, and they have no loops.
             before, config.LOOP_VECTORIZE = config.LOOP_VECTORIZE, 0
             try:
                 compiled.compile()
@@ -88,8 +89,8 @@ class DeviceKernel:
 
 @functools.cache
 def loader(count: int) -> Any:
-    """Return the function (array, index) -> a tuple of `count` elements from an index on. They lie at a multiple of their size,
-    which is at most VECTOR bytes."""
+    """Return the function (array, index) -> a tuple of `count` elements from an index on. Their address is a multiple of their
+    size, which is at most VECTOR bytes."""
 
     @intrinsic
     def load(typingctx: Any, array: Any, index: Any) -> Any:
@@ -118,7 +119,7 @@ def loader(count: int) -> Any:
 
 @intrinsic
 def store(typingctx: Any, array: Any, index: Any, items: Any) -> Any:
-    """Write a tuple to an array, from an index on. The place is as for `loader`."""
+    """Write a tuple to an array, from an index on. The address is as for `loader`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.gep(make_array(array)(context, builder, arguments[0]).data, [arguments[1]])

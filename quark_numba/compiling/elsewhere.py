@@ -1,10 +1,10 @@
 """Compilation for another machine.
 
-For another processor: what Numba compiles after `begin` becomes object files, and nothing of it runs here. This is for a
-process that does nothing else. It has to call `begin` before it imports what imports the intrinsics, which depend on the
-processor.
+For another processor: after `begin`, the functions that Numba compiles become object files, and do not run here. This is for a
+process that does nothing else. It has to call `begin` before it imports any module that imports the intrinsics, which depend on
+the processor.
 
-For a GPU: `ptx` takes one function that any process has compiled for itself."""
+For a GPU: `ptx` takes a function that this process has compiled for itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Machine(NamedTuple):
 
     triple: str
     cpu: str
-    features: str  # as "+avx,+avx2"; "": what the processor has
+    features: str  # such as "+avx,+avx2", or "" for all that the processor has
 
 
-# By the address that compiled functions seem to have: the library of each, and its name. No number of a state is so large.
+# The library and the name of each compiled function, by the address that it seems to have. No number of a state is so large.
 _functions: dict[int, tuple[Any, str]] = {}
 _FIRST_ADDRESS = 0x4000_0000_0000_0000
 
-# What the wrapper of a function calls if the function raises. LLVM's passes remove the call from a function that never does.
+# The function that the wrapper of a function calls if the function raises. LLVM's passes remove the call if it never does.
 _RAISES = "quark_numba_raises"
 
 
@@ -67,7 +67,7 @@ def begin(machine: Machine) -> None:
             options |= {"cpu": machine.cpu, "features": machine.features, "reloc": "pic", "codemodel": "default"}
 
         def magic_tuple(self) -> tuple[str, str, str]:
-            # Kept functions of this kind are not those of sessions, which hold what the code generator changed.
+            # Cached functions of this kind differ from those of sessions, as the code generator has changed them.
             return machine.triple, f"{machine.cpu} elsewhere", machine.features
 
         def set_env(self, *_: Any) -> None: ...
@@ -98,8 +98,8 @@ def _native(name: str) -> str:
 
 
 def object_file(address: int) -> bytes:
-    """Return the object file of a function from words to a word. Nothing is left of Python's or of Numba's handling of errors:
-    it needs malloc, free, memcpy, memset, and what the function itself calls.
+    """Return the object file of a function from words to a word. The error handling of Python and of Numba is gone from it: it
+    needs only malloc, free, memcpy, memset, and the functions that the function itself calls.
 
     Raises
     ------
@@ -141,13 +141,13 @@ define ptx_kernel void @{entry}({pointer} byval([{words} x i64]) align 8 %record
 
 
 def ptx(compiled: Any, entry: str, words: int) -> str:
-    """Return the PTX text of a kernel for NVIDIA's GPUs.
+    """Return the PTX text of a kernel for NVIDIA GPUs.
 
     Parameters
     ----------
-    compiled : CFunc of Numba
-        The work of a thread: int64_t (int64_t record, int64_t block, int64_t thread). It was compiled for this machine, without
-        loops over vectors of its processor. Its result is ignored.
+    compiled : numba CFunc
+        The work of a thread: int64_t (int64_t record, int64_t block, int64_t thread). It was compiled for this machine, with no
+        loop turned into vector instructions. Its result is ignored.
     entry : str
         The kernel's name. It has one parameter, the record.
     words : int
@@ -156,7 +156,7 @@ def ptx(compiled: Any, entry: str, words: int) -> str:
     Raises
     ------
     RuntimeError
-        If the function may raise an exception, or calls what is not on a GPU.
+        If the function may raise an exception, or calls functions that a GPU lacks.
     """
     ll.initialize_all_targets()
     ll.initialize_all_asmprinters()
@@ -178,20 +178,21 @@ def ptx(compiled: Any, entry: str, words: int) -> str:
 
 
 def _reduce(module: Any, symbol: str, machine: Any) -> None:
-    """Leave what a function of a module needs, after LLVM's passes for a machine. Raises RuntimeError if it may raise."""
+    """Remove from a module all but what one function needs, and run LLVM's passes for a machine. Raise RuntimeError if the
+    function may raise an exception."""
     for each in (*module.functions, *module.global_variables):
         if not each.is_declaration and each.name != symbol:
             each.linkage = "internal"
-    # Numba's own functions raise for what the callers never do. LLVM sees that once it has them before its eyes.
+    # Functions of Numba raise for cases that the callers never use. LLVM sees this once they are inlined.
     for each in module.functions:
         if not each.is_declaration and each.name.startswith("_ZN5numba"):
             each.add_function_attribute("alwaysinline")
     passes = ll.create_pass_builder(machine, ll.create_pipeline_tuning_options(speed_level=3))
-    for _ in range(2):  # what a function returns may be known only when all passes have gone through it
+    for _ in range(2):  # the result of a function may be known only after all passes
         passes.getModulePassManager().run(module, passes)
         if not any(each.name == _RAISES for each in module.functions):
             return
-    raise RuntimeError(f"{symbol} may raise an exception, which has no place elsewhere")
+    raise RuntimeError(f"{symbol} may raise an exception, which cannot be handled elsewhere")
 
 
 def _wrapper(symbol: str, native: str, count: int, triple: str) -> ir.Module:

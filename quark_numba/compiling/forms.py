@@ -17,11 +17,11 @@ def forms(
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the functions that compile a family's loops for a key of its dispatch table.
 
-    `loops_of` returns three functions of Python. The first one takes the operands and converts them on the caller's thread. The
-    second one takes a number of slices after them, and uses Numba's threads. The third one becomes the C function
+    `loops_of` returns three Python functions. The first one takes the operands and converts them on the caller's thread. The
+    second one also takes a number of slices, after the operands, and uses Numba's threads. The third one becomes the C function
     void (int64_t work, size_t index) that ONNX Runtime's threads call.
 
-    `name_of` returns what tells keys apart in symbols, `arguments_of` Numba's types of the operands.
+    `name_of` returns the part of symbols that differs from key to key, and `arguments_of` the operands' types in Numba.
     """
 
     def serial_kernel(key: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Helper processes, which compile functions into the cache while this process does something else."""
+"""Helper processes, which compile functions into the cache while this process works on something else."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from . import cache
 from .lock import has_green_threads
 from .threads import number_of_processors
 
-# The folder or archive that this package is in, and a folder where processes with it may begin.
+# The folder or archive that this package is in, and a folder in which processes that use it may start.
 PACKAGES = Path(__file__).parents[2]
 PLACE = PACKAGES if PACKAGES.is_dir() else PACKAGES.parent
 
 # The environment variable with the number of processes that compile at the same time, this one included.
 PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 
-# After so many seconds this process no longer waits for the others.
+# The seconds after which this process stops waiting for the others.
 _PATIENCE = 60.0
 
 # A helper's first statement: it ends the helper when this process has closed its end of a pipe, as it does if it is killed.
 _WATCH = "import os, threading; threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()"
 
-# The programs that were started as Python and failed as helpers. They are not started again.
+# Python executables that failed as helpers. They are not started again.
 _failed: set[str] = set()
 
-# The helpers that were started last. While one of them is running, sessions of other threads start none.
+# The helpers that were started last. While one of them is running, sessions of other threads start no helpers.
 _running: list[subprocess.Popen[bytes]] = []
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class Helpers:
     """A context in which other processes run statements that compile functions into the cache.
 
-    They start when this process is about to compile a function that is not in the cache, and end with the context. What a
-    helper fails at, this process compiles where it needs the function. After a helper has failed, this process starts no more.
+    They start when this process is about to compile a function that is not in the cache, and end with the context. If a helper
+    fails, this process compiles the missing functions when it needs them, and starts no more helpers.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Helpers:
 
     @property
     def are_done(self) -> bool:
-        """Whether no helper is running, nor may start."""
+        """Whether no helper is running or may start."""
         return not self._programs and all(helper.poll() is not None for helper in self._helpers)
 
     def wait(self) -> None:
@@ -119,7 +119,8 @@ def _end(helper: subprocess.Popen[bytes]) -> None:
 
 
 def _close_in_fork() -> None:
-    """Close a fork's ends of the pipes. The helpers would take it for this process, and outlive this one."""
+    """Close the ends of the pipes in a fork. Otherwise the helpers would take the fork for this process, and outlive this
+    one."""
     for helper in _running:
         if helper.stdin:
             helper.stdin.close()
@@ -131,8 +132,8 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 def program(code: str) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a process that runs Python code with the modules and the cache of this one."""
-    # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules. It writes
-    # bytecode only where this process does, and imports no `sitecustomize` if this process has none.
+    # In isolated mode (-I), Python ignores its environment variables, and does not import from the current folder. The process
+    # writes bytecode only where this one does, and imports no `sitecustomize` unless this one did.
     options = ["-I", *["-S"] * sys.flags.no_site, *["-B"] * sys.dont_write_bytecode]
     if sys.pycache_prefix:
         options += ["-X", f"pycache_prefix={os.path.abspath(sys.pycache_prefix)}"]
@@ -141,15 +142,16 @@ def program(code: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _folders(own: str) -> list[str]:
-    """Return the folders of modules for a helper: those of this process, without the current one and others that mean something
-    else when the current folder is changed. The folder of this package is among them. Python ignores what is not text."""
+    """Return the folders from which a helper imports modules: those of this process, except the current folder and relative
+    ones, whose meaning depends on the current folder. The folder of this package is among them. Python ignores entries that are
+    not text."""
     folders = [each for each in sys.path if isinstance(each, str) and os.path.isabs(each)]
     return folders if own in folders else [own, *folders]
 
 
 def _most_helpers() -> int:
-    """Return how many helpers this process may start. Processes of a pool start none: they are many already. Neither do those
-    with green threads: their `subprocess` runs other green threads while a lock is held."""
+    """Return how many helpers this process may start. It is 0 for the processes of a pool, which are many already, and for
+    processes with green threads, whose `subprocess` runs other green threads while a lock is held."""
     given = os.environ.get(PROCESSES, "")
     if given and not (given.isdecimal() and int(given)):
         raise ValueError(f"{PROCESSES} is {given!r}; expected a number of processes")

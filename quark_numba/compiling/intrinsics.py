@@ -30,7 +30,7 @@ HAS_FMA = JIT_ENABLED and (_IS_AARCH64 or "+fma" in _features.split(","))
 # Without its instructions for packing, LLVM's own way from 32 to 8 bits is used.
 HAS_AVX2 = JIT_ENABLED and "+avx2" in _features.split(",")
 
-# With these instructions LLVM's own way is the faster one.
+# With these instructions, LLVM's own way is faster.
 HAS_AVX512 = JIT_ENABLED and "+avx512vl" in _features.split(",")
 
 
@@ -128,7 +128,7 @@ def stack(typingctx: Any, words: Any) -> Any:
 
 @intrinsic
 def allocate(typingctx: Any, size: Any) -> Any:
-    """Return the address of `size` bytes, a multiple of LINE; 0 if there is no memory. `release` frees them. The word before
+    """Return the address of `size` bytes, a multiple of LINE, or 0 if there is no memory. `release` frees them. The word before
     them holds the address where the allocated memory begins, a multiple of a word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """The compilation of kernels by Numba, and its flags. No other module calls ``njit``.
 
-Importing Numba takes a fifth of a second. So this module and all others that import Numba at their top are imported when the
-first kernel is needed, and not before.
+Importing Numba takes a fifth of a second. So this module, and every other module that imports Numba at its top, is imported
+only when the first kernel is needed.
 
 A kernel that depends on a key of a dispatch table is defined within a function, whose variables have what depends on the key::
 
@@ -51,7 +51,7 @@ unsigned = np.uintp if JIT_ENABLED else int
 
 
 def inline(function: Callable[..., Any], **calls: Any) -> Any:
-    """Return a function that is compiled into its callers. `calls`: see `function`."""
+    """Return a function that is compiled into its callers. `calls` is as in `function`."""
     named = _named(function, function.__name__, calls) if calls else function
     return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
@@ -64,8 +64,8 @@ def expand(function: Callable[..., Any]) -> Any:
 
 def function(function: Callable[..., Any], name: str | None = None, **calls: Any) -> Any:
     """Return a function that compiled functions call. `name` must be unique. The function has no cache entry: it is part of its
-    callers' entries. `calls` are compiled functions by the names of functions of Python in its module, which it calls instead:
-    modules that do without Numba need this."""
+    callers' entries. `calls` maps names of Python functions in its module to the compiled functions that it calls instead.
+    Modules that do without Numba need this."""
     named = _named(function, name or function.__name__, calls)
     return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
@@ -74,7 +74,7 @@ def kernel(function: Callable[..., Any], name: str, signature: Any, *, parallel:
     """Compile `function` for calls from Python, and keep it on disk under `name`."""
     compiled = numba.njit(parallel=parallel, **_FLAGS)(_named(function, name))
     if not JIT_ENABLED:
-        # numpy's scalars warn of results that IEEE defines.
+        # The scalars of numpy warn of results that IEEE defines.
         return np.errstate(all="ignore")(compiled)
     compile_cached(compiled, signature)
     compiled.disable_compile()
@@ -82,7 +82,7 @@ def kernel(function: Callable[..., Any], name: str, signature: Any, *, parallel:
 
 
 def c_function(function: Callable[..., Any], name: str, signature: Any) -> Any:
-    """Like `kernel`, for calls from C. The address is in the attribute `address`."""
+    """Compile `function` for calls from C, and keep it on disk under `name`. The address is in the attribute `address`."""
     compiled = CFunc(_named(function, name), normalize_signature(signature), locals={}, options=_FLAGS)
     compile_cached(compiled)
     return compiled

@@ -66,7 +66,7 @@ class Table(dict[K, Kernel], Generic[K]):
     ----------
     keys : iterable
     package : str
-        The family, see `Kernel`.
+        The family, as in `Kernel`.
 
     Raises
     ------

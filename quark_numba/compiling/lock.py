@@ -1,4 +1,5 @@
-"""One lock for the creation of kernels and of whatever ONNX Runtime keeps of them. Signal handlers cannot interrupt it."""
+"""One lock for the creation of kernels, and of the objects with kernels that ONNX Runtime keeps. Signal handlers cannot
+interrupt it."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ T = TypeVar("T")
 def _system_threads() -> types.ModuleType:
     """Return a second instance of Python's module `_thread`.
 
-    eventlet and gevent replace the functions of the first one by those of their green threads, also of locks that exist
-    already. A thread of the system that waits for a green thread's lock never ends.
+    eventlet and gevent replace the functions of the first one, and the methods of existing locks, by those of their green
+    threads. A system thread that waits for the lock of a green thread never ends.
     """
     spec = BuiltinImporter.find_spec("_thread")
     assert spec is not None
@@ -42,7 +43,7 @@ def has_green_threads() -> bool:
 
 
 def sleep(seconds: float) -> None:
-    """Let this thread sleep. `time.sleep` of eventlet or gevent would run green threads meanwhile."""
+    """Let this thread sleep. The `time.sleep` of eventlet or gevent would run green threads meanwhile."""
     lock = allocate_lock()
     lock.acquire()
     lock.acquire(timeout=seconds)
@@ -59,11 +60,11 @@ _get_mode, _set_mode, _set_rounding = (getattr(_library, name, lambda _: 0) for 
 
 
 def created(create: Callable[[], T]) -> T:
-    """The result of `create`, which is called under the lock. On the main thread, another thread is started to call it.
+    """Return the result of `create`, which is called under the lock. If this is the main thread, another thread calls it.
 
-    Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as that of Ctrl-C does.
-    In the middle of a compilation, this would leave Numba in an inconsistent state. So the main thread only waits. If a handler
-    raises, the waiting ends, but the other thread finishes, and the next call finds the result.
+    Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as the one for Ctrl-C
+    does. In the middle of a compilation, this would leave Numba in an inconsistent state. So the main thread only waits. If a
+    handler raises, the waiting ends, but the other thread finishes, and the next call finds the result.
 
     Whatever the caller's floating-point rounding is, `create` runs with rounding to nearest. Compiled code, which later
     processes load, has constants that Python computes.
@@ -88,7 +89,7 @@ def created(create: Callable[[], T]) -> T:
     errors: list[BaseException] = []
     done = allocate_lock()
     done.acquire()
-    # A main thread that is not alive: the interpreter ends; no thread can start.
+    # The main thread is not alive: the interpreter is ending, and no thread can start.
     if _is_main_thread() and threading.main_thread().is_alive() and not _compiles_already():
         start_new_thread(work, ())
         done.acquire()
@@ -99,12 +100,13 @@ def created(create: Callable[[], T]) -> T:
     return results[0]
 
 
-# Whether signal handlers run on this thread. `threading` does not know the thread of a green thread.
+# Whether signal handlers run on this thread. `threading` does not know on which thread a green thread runs.
 _is_main_thread = ctypes.PYFUNCTYPE(ctypes.c_int)(("_PyOS_IsMainThread", ctypes.pythonapi))
 
 
 def _compiles_already() -> bool:
-    """Whether this thread is compiling with Numba. It holds Numba's lock then, and another thread would wait for it forever."""
+    """Return whether this thread is compiling with Numba. Then it holds Numba's lock, and another thread would wait for it
+    forever."""
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while the module is being imported
     return lock is not None and bool(lock.is_locked())
@@ -119,14 +121,15 @@ class created_once(functools.cached_property[T]):  # noqa: N801
 
 
 def created_cache(create: Callable[..., T]) -> Callable[..., T]:
-    """Like `functools.cache`, for a function that `created` calls. Threads that need a result at once get the same one."""
+    """Return a function with a cache, as `functools.cache` does, whose results `created` makes. Threads that need a result at
+    the same time get the same one."""
     made = functools.cache(create)
     return functools.cache(lambda *arguments: created(lambda: made(*arguments)))
 
 
 @atexit.register
 def _finish() -> None:
-    """At its end, the interpreter waits until a creation that has begun is finished."""
+    """Wait until a creation that has begun is finished. The interpreter calls this when it ends."""
     with _lock:
         pass
 
@@ -137,7 +140,7 @@ def _finish() -> None:
 #   interpreter's lock. os.fork does not wait for that lock, and the child of Python 3.11 may then wait for it forever (CPython
 #   issue 112275).
 # - For a new thread glibc reuses the stack of an earlier one, and frees memory that belonged to it. os.fork does not wait for
-#   this either. If it happens in between, a child that starts a thread frees the same memory again.
+#   this either. If a fork happens in between, a child that starts a thread frees the same memory again.
 #
 # The fork waits in C, where no signal handler can run, and without the interpreter's lock, which tracemalloc takes for each
 # allocation.
@@ -146,13 +149,13 @@ _acquire = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(("PyThr
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyThread_release_lock", ctypes.pythonapi))
 thread_states: int = _allocate()
 
-# Held while modules are imported that the package needs only now. In a child, an import that another thread of the parent had
-# begun would never end: Python gives a child the locks of modules as they are.
+# Held while modules are imported on first use. In a child, an import that another thread of the parent had begun would never
+# end, because the child inherits the locks of modules as they are.
 IMPORTS = RLock()
 
 
 def _wait_for(lock: Any) -> None:
-    """Let forks wait until no other thread holds a lock: in the child it would stay locked."""
+    """Let forks wait until no other thread holds a lock, which would stay locked in the child."""
     taken = False
 
     def before() -> None:

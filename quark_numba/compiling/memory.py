@@ -1,4 +1,4 @@
-"""Return memory to the system that this process no longer needs, and pause garbage collection."""
+"""Returning memory that is no longer needed to the system, and pausing garbage collection."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite.*\n(?:[A-Z].
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection for work that makes a great many objects that live on. Scanning them again and again would
-    take an eighth of the time of compiling, and a fifth of that of rewriting a model."""
+    """Disable garbage collection for work that makes many objects that live on. Scanning them again and again would take an
+    eighth of the time to compile, and a fifth of the time to rewrite a model."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -32,9 +32,9 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Return unused memory to the system before and after something that takes much of it. Models of onnx-ir are circles of
-    objects. If they were made within `no_garbage_collection`, they are of the youngest generation, and need no scan of all
-    objects, which takes a tenth of a second."""
+    """Return unused memory to the system before and after work that takes much of it. The objects of an onnx-ir model refer to
+    each other in cycles. If they were made within `no_garbage_collection`, they are in the youngest generation, and need no
+    scan of all objects, which takes a tenth of a second."""
     gc.collect(0)
     _release()
     yield
@@ -42,9 +42,9 @@ def released() -> Iterator[None]:
 
 
 def _release() -> None:
-    """Return unused memory, which glibc's allocator keeps."""
+    """Return unused memory, which the allocator of glibc keeps, to the system."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # of another C library than glibc
+        with suppress(AttributeError):  # with a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
     release_compiler()
 
@@ -61,7 +61,7 @@ def release_compiler() -> None:
 @functools.cache
 def _pages_of_compiler() -> list[tuple[int, int]]:
     """Return the address and the size of each part of LLVM's library that is never written to and that the loader did not
-    change. Nothing on other systems than Linux."""
+    change. Return nothing on systems other than Linux."""
     with suppress(OSError), open("/proc/self/smaps") as maps:
         found = _MAPPING.findall(maps.read())
         return [(int(start, 16), int(end, 16) - int(start, 16)) for start, end in found]

@@ -1,4 +1,4 @@
-"""Locks between processes, which the system frees when their process ends, however it does."""
+"""Locks between processes, which the system frees when their process ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from time import monotonic
 
 from .lock import sleep
 
-# The file of all locks of a folder. A lock is one byte of it, which need not exist.
+# The file with all locks of a folder. A lock is one byte of it, which need not exist.
 FILE = "compiling.lock"
 
 # The seconds that a process waits for another one, and those between two attempts.
 _PATIENCE, _PAUSE = 30.0, 0.01
 
-# The bytes that this process holds. A fork holds none.
+# The bytes whose locks this process holds. A fork holds no locks.
 _held: list[int] = []
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
@@ -32,9 +32,9 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 def locked(folder: Path, name: str) -> Iterator[bool]:
     """Hold the lock `name` of a folder within the context, and yield whether another process held it first.
 
-    The context begins without the lock if the file system has none, or if another process keeps it for `_PATIENCE` seconds. A
-    process that holds a lock waits for no second one, so that no two processes wait for each other. So a lock saves work, and
-    nothing may depend on it.
+    The context begins without the lock if the file system has no locks, or if another process keeps the lock for `_PATIENCE`
+    seconds. A process that holds a lock does not wait for a second one, so two processes never wait for each other. A lock only
+    saves work: nothing may depend on it.
     """
     if _held:
         # Closing the file a second time would give the lock back: POSIX frees all locks that a process has on a file.
@@ -57,18 +57,18 @@ def locked(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _for_this_user(path: str, flags: int) -> int:
-    """Open a file, for this user alone if it is new. Raise OSError for a link, a pipe, or a file of another user's, who might
+    """Open a file; a new one is for this user alone. Raise OSError for a link, a pipe, or a file of another user, who might
     keep its locks."""
     number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
     state = os.fstat(number)
     if not stat.S_ISREG(state.st_mode) or (os.name == "posix" and state.st_uid != os.geteuid()):
         os.close(number)
-        raise PermissionError(errno.EPERM, "it is not a file of this user's")
+        raise PermissionError(errno.EPERM, "it does not belong to this user")
     return number
 
 
 def _take(file: FileIO, byte: int) -> bool | None:
-    """Lock a byte of a file for this process, and return whether that was possible; None: the file system has no locks."""
+    """Lock a byte of a file for this process, and return whether that was possible, or None if the file system has no locks."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -88,7 +88,7 @@ def _take(file: FileIO, byte: int) -> bool | None:
 def _give_back(file: FileIO, byte: int) -> None:
     if byte in _held:  # not in a fork
         _held.remove(byte)
-    if sys.platform == "win32":  # elsewhere closing the file gives it back
+    if sys.platform == "win32":  # elsewhere, closing the file frees it
         import msvcrt
 
         file.seek(byte)

@@ -16,7 +16,8 @@ _WORD = ir.IntType(64)
 
 @intrinsic
 def new_record(typingctx: Any, dtype: Any) -> Any:
-    """Return (the address, the record) of a new record on the stack, see ``stack``. The structured `dtype` has whole words."""
+    """Return a new record on the stack (see ``stack``), as (its address, the record). The structured `dtype` has whole
+    words."""
     record_type = parse_dtype(dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What the modules of this package are made of. They lie in files, in an archive on sys.path, or in a frozen application, with
-or without their sources. This module does without Numba."""
+"""The sources of this package's modules, and their digests. Modules are in files, in an archive on sys.path, or in a frozen
+application, with or without their sources. This module does without Numba."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PACKAGE = __name__.partition(".")[0]
 
 _IMPORT = re.compile(r"^ *from (\.*)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
-# They run the compilation, and should not change its result.
+# These modules run the compilation, and should not change its result.
 _APART = {f"{__package__}.cache", f"{__package__}.lock"}
 
 
 @functools.cache
 def digest(name: str) -> str:
-    """Return the digest of what the functions of a module depend on: of its sources, or where one of them is missing, of the
-    whole package. "": nothing is known, as of a module outside of this package that has no file."""
+    """Return the digest of the code that the functions of a module depend on: of its sources or, if one of them is missing, of
+    the whole package. Return "" if nothing is known, as for a module outside of this package that has no file."""
     found = sources(name)
     if found is None:
         return digest_of_package()[:12] if name.startswith(f"{_PACKAGE}.") else ""
@@ -35,7 +35,7 @@ def digest(name: str) -> str:
 
 def sources(name: str) -> dict[str, str] | None:
     """Return the sources of a module and of all modules of this package that it imports, directly or not, anywhere in them, by
-    their names. `cache` and `lock` are left out. None: a source is missing."""
+    their names. `cache` and `lock` are left out. Return None if a source is missing."""
     found: dict[str, str] = {}
     waiting = [name]
     while waiting:
@@ -78,7 +78,7 @@ def _imported(name: str) -> list[str]:
 
 @functools.cache
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Return the spec of a module, without importing it; None: there is none."""
+    """Return the spec of a module, without importing it, or None if the module does not exist."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     parent, folders = name.rpartition(".")[0], None
@@ -92,7 +92,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 @functools.cache
 def digest_of_package() -> str:
-    """Return the digest of all modules of this package; "": they cannot be listed."""
+    """Return the digest of all modules of this package, or "" if they cannot be listed."""
     places = [
         os.path.join(folder, name)
         for folder, _, names in os.walk(Path(__file__).parents[1])
@@ -120,15 +120,15 @@ def _modules(package: str) -> Iterator[str]:
 
 
 def _made_of(name: str) -> str:
-    """Return the source of a module, or else a text that tells its code from other code."""
+    """Return the source of a module or, if it is missing, a text that differs for other code."""
     source = _source_of(name)
     loader: Any = getattr(_spec_of(name), "loader", None)
     return _text_of(loader.get_code(name)) if source is None else source
 
 
 def _text_of(value: Any) -> str:
-    """Return a text that tells code objects and their constants apart. The bytes of `marshal` are no such text: they depend on
-    which strings the process has elsewhere, too."""
+    """Return a text that differs for other code objects and constants. The bytes of `marshal` do not serve: they also depend on
+    the strings that the process has elsewhere."""
     if isinstance(value, CodeType):
         numbers = value.co_flags, value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount
         names = value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars

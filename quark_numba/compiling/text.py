@@ -1,4 +1,4 @@
-"""Functions that are generated as Python text, which Numba then compiles: their code varies in more than names."""
+"""Functions whose code varies in more than names: they are generated as Python text, which Numba then compiles."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def branch(condition: str, lines: list[str], others: list[str]) -> list[str]:
 
 
 def tuple_of(items: Sequence[str]) -> str:
-    """Return the source of a tuple. Of more than 30 items Python would make a list first, which Numba does not take in a
+    """Return the source of a tuple. Python would build one of more than 30 items from a list, which Numba refuses in a
     branch."""
     return " + ".join(f"({', '.join(items[i : i + 16])},)" for i in range(0, len(items), 16))

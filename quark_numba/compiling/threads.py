@@ -14,10 +14,10 @@ from .lock import allocate_lock, created
 
 T = TypeVar("T")
 
-# The most threads, and worker processes, that a caller may ask for.
+# The largest number of threads, and of worker processes, that a caller may ask for.
 MOST_THREADS = 1024
 
-# More slices than threads, so that a thread that the system suspends does not hold up the others.
+# There are more slices than threads, so that a suspended thread does not hold up the others.
 _SLICES_PER_THREAD = 4
 
 _pool_lock = allocate_lock()
@@ -29,8 +29,8 @@ _this_thread = threading.local()
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:
-    """Call `parallel` with the number of slices for Numba's threads and return True; return False if the pool has one thread or
-    cannot be used now.
+    """Call `parallel` with the number of slices for Numba's threads and return True. Return False if the pool has only one
+    thread or cannot be used now.
 
     It cannot be used while another thread uses it: two teams would slow each other down, and Numba's workqueue layer aborts
     the process. It cannot be used in a forked child of a process that had a pool either: pools do not survive a fork, and
@@ -52,7 +52,7 @@ def number_of_processors() -> int:
 
 
 def _number_of_threads() -> int:
-    """Return the number of Numba's threads for this thread, which may have set it."""
+    """Return the number of Numba threads that this thread uses. It may have set the number itself."""
     start_pool()
     module: Any = sys.modules["numba.np.ufunc.parallel"]
     return int(getattr(module, "_get_num_threads", module.get_num_threads)())
@@ -62,8 +62,8 @@ def start_pool() -> None:
     """Start Numba's threads, unless they run.
 
     Numba does this under a lock that processes share, and a signal handler that raises would leave it locked. So it is done on
-    a thread that runs no signal handlers. TBB is started before, on this thread: it warns at each fork by another thread than
-    the one that started it. Compiling or loading a parallel function starts Numba's threads, too.
+    a thread that runs no signal handlers. TBB is started before, on this thread, because it warns at each fork by a thread
+    other than the one that started it. Compiling or loading a parallel function starts Numba's threads, too.
     """
     if not _has_pool():
         start_tbb = created(_tbb_starter)
@@ -73,7 +73,7 @@ def start_pool() -> None:
 
 
 def _tbb_starter() -> Callable[[int], None] | None:
-    """Return the C function that starts TBB's threads unless they run; None if Numba uses another layer."""
+    """Return the C function that starts TBB's threads unless they run, or None if Numba uses another layer."""
     from numba import config
     from numba.np.ufunc import parallel
 
@@ -120,7 +120,7 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
-# A fork before the import of this module is found by counting threads: the child lacks those of the pool.
+# A fork before the import of this module is found by counting threads, because the child lacks the threads of the pool.
 _TASKS = Path("/proc/self/task")
 if _has_pool() and _TASKS.is_dir():
     _pool_lost = len(list(_TASKS.iterdir())) < sys.modules["numba"].config.NUMBA_NUM_THREADS

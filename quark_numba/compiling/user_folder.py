@@ -1,5 +1,5 @@
-"""The user's folder for what the package keeps, whether others could have written there, and files in it. This module does
-without Numba."""
+"""The folder of the user in which the package keeps files, the check whether others could have written there, and reading and
+writing its files. This module does without Numba."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def own_folder() -> Path:
-    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache.
-    Raise FileNotFoundError if the user has no such place. It is never one that depends on the current folder."""
+    """Return the folder of the user, which may not exist yet: it is in the folder that NUMBA_CACHE_DIR names, or else in the
+    cache folder of the user. It never depends on the current folder. Raise FileNotFoundError if the user has no such place."""
     place = os.environ.get("NUMBA_CACHE_DIR", "") if is_plain() else _of_numba()
     if place:
         return Path(place, _PACKAGE).absolute()
@@ -39,14 +39,14 @@ def own_folder() -> Path:
 
 
 def make_own(folder: Path) -> Path:
-    """Make a folder for this user alone, or take from others the right to write to one of this user's. Return its path, which
-    is no link.
+    """Make a folder for this user alone, or withdraw from others the right to write to an existing folder of this user. Return
+    its path, which is not a link.
 
     Raises
     ------
     OSError
-        With this folder as its `filename`: if it cannot be made, belongs to another user than the system's own, or stays
-        writable for others.
+        If the folder cannot be made, belongs to another user (unless that is the system), or stays writable for others.
+        `filename` is the folder.
     """
     try:
         with suppress(FileExistsError):
@@ -62,7 +62,8 @@ def make_own(folder: Path) -> Path:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take from others the right to write to a folder, except on Windows. Raise OSError if they keep it, or if it is theirs."""
+    """Withdraw from others the right to write to a folder, except on Windows. Raise OSError if they keep it or own the
+    folder."""
     with opened_folder(folder) as number:
         is_wide = False
         if number is not None:
@@ -76,7 +77,7 @@ def close_to_others(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise PermissionError if others than this user and the system's own could write to a folder."""
+    """Raise PermissionError if anyone but this user and the system could write to a folder."""
     with opened_folder(folder) as number:
         _check_opened(number, folder)
 
@@ -98,9 +99,9 @@ def _check(status: os.stat_result, *, is_link: bool = False) -> None:
 
 
 def own_content(folder: Path, name: str) -> bytes:
-    """Return the content of a file in a folder. Raise OSError if it or the folder is a link, or if others than this user and
-    the system's own could have written to them. What is checked is what was opened, and not its name; on Windows it is the
-    folder's access list."""
+    """Return the content of a file in a folder. Raise OSError if the file or the folder is a link, or if anyone but this user
+    and the system could have written to them. The check concerns the opened file, not its name; on Windows, it concerns the
+    access list of the folder."""
     with opened_folder(folder) as number:
         path = folder / name if number is None else name
         with open(path, "rb", opener=functools.partial(without_links, dir_fd=number)) as file:
@@ -112,8 +113,8 @@ def own_content(folder: Path, name: str) -> bytes:
 
 @contextmanager
 def opened_folder(folder: Path) -> Iterator[int | None]:
-    """Yield the descriptor of a folder, which stays the same if another folder, or a link, is put in its place. None: the
-    system has no such descriptors."""
+    """Yield a descriptor, which leads to the same folder even if another folder, or a link, takes its place. Yield None on
+    systems without such descriptors."""
     if os.name != "posix":
         yield None
         return
@@ -125,13 +126,13 @@ def opened_folder(folder: Path) -> Iterator[int | None]:
 
 
 def without_links(path: str, flags: int, dir_fd: int | None = None) -> int:
-    """Open a file as `os.open` does, but no link, which might lead to another file than this package's, and wait for nobody at
-    the other end of a pipe."""
+    """Open a file as `os.open` does, but refuse links, which might lead to files of others, and do not wait for the other end
+    of a pipe."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), dir_fd=dir_fd)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, which other processes see whole or not at all, and to which other users cannot write."""
+    """Write a file, which other processes see either whole or not at all, and to which other users cannot write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -146,7 +147,7 @@ def write(path: Path, content: bytes) -> None:
 
 @functools.cache
 def warn(folder: str, reason: str) -> None:
-    """Log, once a process, that nothing can be kept in a folder, why, and what to do."""
+    """Log once per process that nothing can be kept in a folder, with the reason and a remedy."""
     _log.warning(
         "%s: compiled kernels and models cannot be kept: %s. Each process makes them again, which takes seconds. Let "
         "NUMBA_CACHE_DIR name a folder that belongs to this user, and that others cannot write to",
@@ -156,7 +157,8 @@ def warn(folder: str, reason: str) -> None:
 
 
 def is_plain(*, loaded: bool = False) -> bool:
-    """Whether Numba has its defaults, but for the folder of its cache, and is not loaded, unless it may be `loaded`."""
+    """Return whether Numba has its default settings, apart from the folder of its cache, and is not loaded. If `loaded` is
+    True, it may be loaded."""
     return (
         (loaded or "numba" not in sys.modules)
         and not os.path.exists(".numba_config.yaml")

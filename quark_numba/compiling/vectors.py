@@ -41,7 +41,7 @@ def words_on_stack(typingctx: Any) -> Any:
 
 @intrinsic
 def narrow(typingctx: Any, words: Any, y: Any, index: Any) -> Any:
-    """Write WORDS int32 to an array of bytes, from an index on. The numbers are within the dtype of the array."""
+    """Write WORDS int32 to an array of bytes, from an index on. The numbers are within the range of the array's dtype."""
     signs = "s" if y.dtype.signed else "u"
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -49,7 +49,7 @@ def narrow(typingctx: Any, words: Any, y: Any, index: Any) -> Any:
         target = builder.gep(make_array(y)(context, builder, arguments[1]).data, [arguments[2]])
         whole, codes = ir.VectorType(_INT, WORDS), ir.VectorType(_BYTE, WORDS)
         if HAS_AVX2:
-            # Each instruction packs the two halves of its vectors by themselves. LLVM needs two permutations more.
+            # Each instruction packs the two halves of its vectors separately. The code of LLVM needs two more permutations.
             quarter = builder.bitcast(source, _QUARTER.as_pointer())
             parts = [builder.load(builder.gep(quarter, [_INT(i)]), align=4) for i in range(4)]
             for name, size, bits in (("packssdw", 16, 16), (f"pack{signs}swb", 32, 8)):
@@ -73,8 +73,8 @@ _VECTOR = ir.VectorType(ir.FloatType(), _SIZE)
 
 @intrinsic
 def _transpose_8(typingctx: Any, source: Any, source_step: Any, target: Any, target_step: Any) -> Any:
-    """Write the transposed matrix of 8 rows of 8 float32 at address `source` to address `target`. The steps are the bytes from
-    a row to the next."""
+    """Write the transposed matrix of 8 rows of 8 float32 at address `source` to address `target`. The steps are the numbers of
+    bytes from one row to the next."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         addresses = [
@@ -108,7 +108,7 @@ def _transpose_8(typingctx: Any, source: Any, source_step: Any, target: Any, tar
 
 @jit.function
 def transpose(source: int, source_step: int, rows: int, columns: int, target: int, target_step: int) -> None:
-    """Write the transposed matrix of rows of float32. The steps are the elements from a row to the next."""
+    """Write the transposed matrix of rows of float32. The steps are the numbers of elements from one row to the next."""
     whole_rows, whole_columns = rows // 8 * 8, columns // 8 * 8
     for row in range(0, whole_rows, 8):
         for column in range(0, whole_columns, 8):

@@ -29,7 +29,7 @@ class ElementType:
     nan_substitute: int | None = None
 
     # ONNX Runtime's ONNXTensorElementDataType, if it differs from `number`; and the first release whose CPU provider has
-    # tensors of the type, None if no release has. Before 1.31 some of these numbers stood for other types.
+    # tensors of the type, or None if no release has them. Before 1.31 some of these numbers stood for other types.
     ort_number: int | None = None
     ort_release: tuple[int, int] | None = (1, 17)
 
@@ -100,7 +100,7 @@ class ElementType:
 
     @cached_property
     def byte_values(self) -> NDArray[np.float32]:
-        """The value of every byte, for a type of less than 8 bits. The bits above a code are ignored."""
+        """The value of every byte, for a type of fewer than 8 bits. The bits above a code are ignored."""
         return np.resize(self.code_values, 256)
 
     @cached_property
@@ -109,7 +109,7 @@ class ElementType:
         return self.bits in (2, 4)
 
     def has_tensors(self, release: tuple[int, ...] | None = None) -> bool:
-        """Whether a release of ONNX Runtime has tensors of the type. None: the newest release."""
+        """Return whether a release of ONNX Runtime, by default the newest one, has tensors of the type."""
         return self.ort_release is not None and (release is None or release >= self.ort_release)
 
     @cached_property
@@ -169,8 +169,8 @@ _BY_SPECIFICATION: dict[Any, ElementType] = {
 
 
 def find(specification: Any) -> ElementType | None:
-    """Return the element type for a numpy dtype (in any byte order), a scalar type, a dtype string, a name such as
-    "bfloat16", or a number of TensorProto; None if the table has no such type."""
+    """Return the element type for a numpy dtype (in any byte order), a scalar type, a dtype string, a name such as "bfloat16",
+    or a number of TensorProto. Return None if the table has no such type."""
     if isinstance(specification, np.dtype):
         return _BY_SPECIFICATION.get(specification) or _BY_SPECIFICATION.get(specification.newbyteorder("="))
     if isinstance(specification, bool) or not isinstance(specification, (int, np.integer, str, type)):

@@ -22,7 +22,7 @@ def wide_type(element_type: ElementType) -> Any:
 
 @functools.cache
 def decoder(element_type: ElementType) -> Any:
-    """A code as stored -> its value in the wide type."""
+    """Return the function: a code as stored -> its value in the wide type."""
     if element_type is FLOAT32:
         return same
     if element_type.is_integer:
@@ -34,8 +34,8 @@ def decoder(element_type: ElementType) -> Any:
 
 @functools.cache
 def encoder(element_type: ElementType, saturate: bool) -> Any:
-    """float32 -> the code of a float type as stored, rounded half to even. Values beyond the finite range saturate, or without
-    `saturate` become Inf or its substitute."""
+    """Return the function: float32 -> the code of a float type as stored, rounded half to even. Values beyond the finite range
+    saturate, or without `saturate` become Inf or its substitute."""
     if element_type is FLOAT32:
         return same
     if element_type.exponent_bits == 8:
@@ -59,14 +59,15 @@ def encoder(element_type: ElementType, saturate: bool) -> Any:
 
 @functools.cache
 def rounder(element_type: ElementType) -> Any:
-    """float32 -> the nearest value of a 16-bit float type, as float32."""
+    """Return the function: float32 -> the nearest value of a 16-bit float type, as float32."""
     encode, decode = encoder(element_type, saturate=False), decoder(element_type)
     return inline(lambda value: decode(encode(value)))
 
 
 @functools.cache
 def nearest(element_type: ElementType) -> Any:
-    """float32 -> the nearest value of a float type, as float32: ties to even, saturated, with the sign of the input.
+    """Return the function: float32 -> the nearest value of a float type, as float32: ties to even, saturated, with the sign of
+    the input.
 
     The type may have up to 11 bits of precision and 5 exponent bits. The input may be up to twice the largest finite value.
 
@@ -117,7 +118,8 @@ def _integer_decoder(element_type: ElementType) -> Any:
 
 
 def _float_decoder(element_type: ElementType) -> Any:
-    """The code of a format with at most as many exponent and mantissa bits as float32 -> its exact float32."""
+    """Return the function: a code of a format with at most as many exponent and mantissa bits as float32 -> its exact
+    float32."""
     u32, f32 = np.uint32, np.float32
     shift = u32(23 - element_type.mantissa_bits)
     if element_type.exponent_bits == 8:
@@ -153,9 +155,10 @@ def _float_decoder(element_type: ElementType) -> Any:
 
 
 def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
-    """Like `_float_encoder`, for a type with float32's exponents (bfloat16). The exponent stays, and the codes of all values,
-    subnormals too, are the upper bits of a float32. A value that is rounded beyond the largest finite value has the bits of
-    Inf. Magnitudes have the order of their bits as integers, so saturating is the minimum of two integers."""
+    """Return a function like that of `_float_encoder`, for a type with the exponents of float32 (bfloat16). The exponent stays,
+    and the codes of all values, subnormals too, are the upper bits of a float32. A value that is rounded beyond the largest
+    finite value has the bits of Inf. Magnitudes have the order of their bits as integers, so saturating is the minimum of two
+    integers."""
     u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
     shift, sign_bit, magnitude_mask = u32(23 - element_type.mantissa_bits), u32(1 << 31), u32(0x7FFFFFFF)
     one, half_less_one, quiet = u32(1), u32((1 << (22 - element_type.mantissa_bits)) - 1), u32(element_type.nan)
@@ -176,9 +179,9 @@ def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
 
 @functools.cache
 def upper_bits_rounder(element_type: ElementType) -> Any:
-    """A float32 other than a signalling NaN -> the nearest value of a type with float32's exponents (bfloat16), as float32:
-    ties to even, not saturated. This is like `_upper_bits_encoder`. But the sign is not removed first, because no number
-    carries into it, and a quiet NaN stays a quiet NaN without its lower bits."""
+    """Return the function: a float32 other than a signalling NaN -> the nearest value of a type with the exponents of float32
+    (bfloat16), as float32: ties to even, not saturated. It works like that of `_upper_bits_encoder`, but does not remove the
+    sign first, because no number carries into it. A quiet NaN stays a quiet NaN, without its lower bits."""
     u32, f32 = np.uint32, np.float32
     dropped = 23 - element_type.mantissa_bits
     shift, kept = u32(dropped), u32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
@@ -193,7 +196,8 @@ def upper_bits_rounder(element_type: ElementType) -> Any:
 
 
 def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
-    """float32 -> the code of the nearest value, ties to even. `saturated`: all inputs are within the finite range.
+    """Return the function: float32 -> the code of the nearest value, ties to even. `saturated` says that all inputs are within
+    the finite range.
 
     The code of a normal value is the upper bits of the float32, rounded:
 

@@ -1,7 +1,7 @@
 """The bytes of tensors that are in files (``TensorProto.external_data``).
 
-As in ONNX Runtime, a file has to be in the folder of its model or below it, also behind links. onnx's own reader is not enough:
-it refuses all links, and files with several hard links, which package managers make."""
+As in ONNX Runtime, a file has to be in the folder of its model or below it, also after following links. The reader of onnx is
+not enough: it refuses all links, and files with several hard links, which package managers make."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from onnx.external_data_helper import ExternalDataInfo
 
 
 def place_of(tensor: onnx.TensorProto) -> ExternalDataInfo:
-    """Return where the elements of a tensor in a file are. As in ONNX Runtime, length 0 means that no length is given. Raise
-    ValueError if the entries are not valid."""
+    """Return where in which file the elements of a tensor are. As in ONNX Runtime, length 0 means that the length is not given.
+    Raise ValueError if the entries are invalid."""
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
             raise ValueError(f"{entry.key} {entry.value!r}; expected a number of digits")
     try:
         info = ExternalDataInfo(tensor)
-    except (AttributeError, TypeError) as error:  # of older versions of onnx, for other keys
+    except (AttributeError, TypeError) as error:  # raised by older versions of onnx for other keys
         raise ValueError(error) from None
     info.length = info.length or None
     return info
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is that of the folder or below it. Both have to be without links."""
+    """Return whether a path is that of the folder or below it. Neither may contain links."""
     return os.path.normcase(os.path.join(path, "")).startswith(os.path.normcase(os.path.join(folder, "")))
 
 
@@ -57,8 +57,8 @@ def read(tensor: onnx.TensorProto, folder: str, size: int | None = None) -> byte
 
 
 def read_from(file: BinaryIO, tensor: onnx.TensorProto, size: int | None = None) -> bytes:
-    """Return the bytes of a tensor in an open file. `size` is how many its elements need; None: what the tensor says, or all to
-    the end of the file. Raise ValueError or OSError if they cannot be read."""
+    """Return the bytes of a tensor in an open file. `size` is the number of bytes that the elements need. If it is None, the
+    tensor gives the number, or the bytes run to the end of the file. Raise ValueError or OSError if they cannot be read."""
     place = place_of(tensor)
     if size is not None and place.length not in (None, size):
         raise ValueError(f"it has {place.length} bytes in {place.location}; expected {size}")
@@ -66,11 +66,11 @@ def read_from(file: BinaryIO, tensor: onnx.TensorProto, size: int | None = None)
     wanted = place.length if size is None else size
     stop = end if wanted is None else start + wanted
     if max(start, stop) > end:
-        raise ValueError(f"{place.location} ends within it")
+        raise ValueError(f"{place.location} is truncated")
     file.seek(start)
     content = file.read(stop - start)
     if len(content) != stop - start:
-        raise ValueError(f"{place.location} ends within it")
+        raise ValueError(f"{place.location} is truncated")
     return content
 
 
@@ -81,8 +81,8 @@ def opened(location: str, folder: str) -> BinaryIO:
 
 
 def opened_without_links(location: str, folder: str) -> BinaryIO:
-    """As `opened`, for a location whose links are resolved. One that was put into its path since then is not followed, where
-    the system can tell."""
+    """Open a file as `opened` does, at a location whose links have been resolved. Links that were put into its path since then
+    are not followed, where the system can tell."""
     if os.open not in os.supports_dir_fd:
         return opened(location, folder)
     folder = os.path.realpath(folder)
@@ -93,9 +93,9 @@ def opened_without_links(location: str, folder: str) -> BinaryIO:
 
 
 def _opened(path: str, location: str, folder: str) -> BinaryIO:
-    """Open a file below a folder. A link in its path is not followed, where the system can tell. Nobody at the other end of a
-    pipe is waited for."""
-    if os.path.isdir(path):  # which Windows cannot open
+    """Open a file below a folder. Links in its path are not followed, where the system can tell. A pipe does not make this wait
+    for its other end."""
+    if os.path.isdir(path):  # Windows cannot open a folder
         raise ValueError(f"{location!r} is a folder; expected a file")
     number = _descriptor(path, os.path.realpath(folder))
     file = os.fdopen(number, "rb")
@@ -106,12 +106,12 @@ def _opened(path: str, location: str, folder: str) -> BinaryIO:
 
 
 def _descriptor(path: str, folder: str) -> int:
-    """Open a file below a folder, both without links."""
+    """Open a file below a folder. Neither path may contain links."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if os.open not in os.supports_dir_fd:
         return os.open(path, flags)
     *parents, name = os.path.relpath(path, folder).split(os.sep)
-    # Folders may be such as one can enter, but not read.
+    # A folder may be one that can be entered but not read.
     enter = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
     place = os.open(folder, enter)
     try:

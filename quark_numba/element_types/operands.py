@@ -1,12 +1,12 @@
-"""What operands may be beside arrays of the table's types: numbers in int64, such as bit widths, to or from which no operator
-quantizes. Masked arrays they may not be."""
+"""Operands that are not arrays of the table's types: int64 numbers, such as bit widths, which no operator quantizes, are
+allowed; masked arrays are not."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.ma  # numpy and Numba would import it in the first call, for which a fork does not wait
+import numpy.ma  # numpy and Numba would import this in the first call, and a fork does not wait for that import
 
 from . import ElementType, find
 

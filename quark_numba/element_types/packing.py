@@ -58,7 +58,7 @@ class _Packing:
 
 
 def _kernel(from_bits: int, to_bits: int) -> Any:
-    from ..compiling import jit  # which imports Numba
+    from ..compiling import jit  # this imports Numba
 
     signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
     return jit.kernel(_regroup(from_bits, to_bits), f"regroup_{from_bits}_{to_bits}_kernel", signature)

@@ -1,8 +1,7 @@
 """Conversion of arrays to and from ``onnx.TensorProto``, for every element type of the table.
 
-``onnx.numpy_helper`` is not enough: a version of onnx lacks the types that a later one added, returns ml_dtypes only from 1.19
-on, and before 1.19 does not read bfloat16 from ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all
-versions.
+``onnx.numpy_helper`` is not enough: a version of onnx lacks the types that later versions added. Before 1.19 it does not return
+ml_dtypes, and does not read bfloat16 from ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all versions.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def to_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 def from_bytes(content: NDArray[np.uint8], number: int, shape: Sequence[int]) -> NDArray[Any]:
     """Return the elements in the bytes of ``raw_data``, for the number of a TensorProto's type. The memory may be that of the
-    bytes. The number of bytes has to fit."""
+    bytes. The number of bytes has to be right."""
     element_type = find(number)
     if element_type is None:
         return numpy_helper.to_array(onnx.TensorProto(data_type=number, dims=shape, raw_data=content.tobytes()))
@@ -90,7 +89,8 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, if the number of its elements does not fit its dims, or if its file cannot be read.
+        If an argument has an invalid type or value, if the number of elements does not fit the dims, or if the file cannot be
+        read.
     """
     if not isinstance(tensor, onnx.TensorProto):
         raise TypeError(f"tensor is a {type(tensor).__name__}; expected onnx.TensorProto")
@@ -134,7 +134,7 @@ def _typed_data(tensor: onnx.TensorProto, element_type: ElementType) -> NDArray[
     values = np.array(tensor.uint64_data, np.uint64) if element_type.name == "uint32" else np.array(tensor.int32_data, np.int64)
     width = 8 * element_type.dtype.itemsize
     if np.any((values < -(1 << width - 1)) | (values >= 1 << width)):
-        raise ValueError(f"tensor {tensor.name!r} has elements that {element_type.name} has not")
+        raise ValueError(f"tensor {tensor.name!r} has elements that {element_type.name} lacks")
     codes: NDArray[Any] = values.astype(f"u{element_type.dtype.itemsize}")
     return codes & np.uint8(2**element_type.bits - 1) if element_type.bits == 6 else codes
 

@@ -15,13 +15,13 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
-# What Quark imports first, and its module that is replaced.
+# The module that Quark imports first, and the one that is replaced.
 _QUARK = "quark.onnx"
 _REPLACED = f"{_QUARK}.operators.custom_ops.build_custom_ops"
 
 
 class _Finder(MetaPathFinder):
-    """Finds the stand-in for Quark's module. It is asked before Python looks for files."""
+    """Finds the stand-in for Quark's module. Python asks this finder before it looks for files."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == _QUARK:

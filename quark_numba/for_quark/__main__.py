@@ -13,7 +13,7 @@ Run a script or a module as Python does, but with Quark's ONNX quantizer on the 
 
 
 def main() -> None:
-    """Run what `sys.argv` names, with its arguments. Exits with 2 if that is not a script or a module."""
+    """Run the script or module that `sys.argv` names, with its arguments. Exit with 2 if there is neither."""
     _, *words = sys.argv
     if words in (["-h"], ["--help"]):
         print(_USAGE)

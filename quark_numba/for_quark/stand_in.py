@@ -1,4 +1,4 @@
-"""What stands for Quark's module `build_custom_ops`: its functions, and the PyTorch operators that it registers."""
+"""The stand-in for Quark's module `build_custom_ops`: its functions, and the PyTorch operators that it registers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _MODULES = [f"{_PREFIX}{name}{device}" for name in ("custom_ops", "custom_ops_to
 
 
 def get_library_path(device: str = "CPU", lib: str = "custom_ops") -> str:
-    """The path of this package's operators for `register_custom_ops_library`. It is the same for every device: ONNX Runtime
-    runs these operators on the CPU, also in sessions of other providers."""
+    """Return the path of this package's operators for `register_custom_ops_library`. It is the same for every device: ONNX
+    Runtime runs these operators on the CPU, also in sessions of other providers."""
     return own_library_path()
 
 
 def get_legacy_torch_library_path(device: str = "CPU") -> str:
-    """The path that Quark takes the folder of its PyTorch operators from. These are imported already, from no folder."""
+    """Return the path from which Quark takes the folder of its PyTorch operators. These have been imported already, without a
+    folder."""
     return own_library_path()
 
 
@@ -53,7 +54,7 @@ def fill(module: ModuleType) -> None:
 
 
 def check_version() -> None:
-    """Warn in Quark's log if this is another release than those known."""
+    """Warn in Quark's log if this release is not a known one."""
     release = quark_version()
     if release is None or ".".join(release.split(".")[:2]) not in KNOWN:
         _log().warning(
@@ -63,7 +64,7 @@ def check_version() -> None:
 
 
 def quark_version() -> str | None:
-    """The version of Quark, None if it is not installed."""
+    """Return the version of Quark, or None if it is not installed."""
     try:
         return version("amd-quark")
     except PackageNotFoundError:

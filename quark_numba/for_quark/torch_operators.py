@@ -1,5 +1,5 @@
 """The PyTorch operators of Quark, ``torch.ops.quark_custom_ops``, on the kernels of block formats. Quark's fine-tuning calls
-them, and derives them itself.
+them, and defines their derivatives itself.
 
 The blocks of a tensor are cut along its last dimension, whatever its strides are; the last block of a row may be shorter.
 """
@@ -93,10 +93,10 @@ def _mx_format(numbers: tuple[float, ...], block_size: int, rounding_mode: int) 
 
 @functools.cache
 def _element_types() -> dict[tuple[float, ...], str]:
-    """The names of element types, by the numbers that Quark gives for them."""
+    """Return the names of element types, by the numbers that Quark passes for them."""
     names: dict[tuple[float, ...], str] = {}
     for name, element_type in MX_ELEMENT_TYPES.items():
-        if element_type.is_integer:  # Quark counts no exponent, and all bits as those of the mantissa
+        if element_type.is_integer:  # Quark counts all bits as mantissa bits
             bits: tuple[int, ...] = (0, element_type.bits, 0)
         else:
             info = ml_dtypes.finfo(element_type.dtype)
@@ -114,7 +114,7 @@ def _rounded(tensor: torch.Tensor, format_key: tuple[Key, Blocks]) -> torch.Tens
     axis = x.dim() - 1
     if x.is_contiguous():
         convert(*format_key, x.numpy(), max(axis, 0), result.numpy())
-    else:  # the kernels take C's order: the dimensions by their strides, the largest first
+    else:  # the kernels take C order: sort the dimensions by their strides, the largest first
         order = sorted(range(x.dim()), key=result.stride, reverse=True)
         convert(*format_key, x.permute(order).numpy(), order.index(axis), result.permute(order).numpy())
     return result.to(tensor.device)

@@ -1,5 +1,7 @@
 """The arithmetic of one element: scalar functions for a key, which are compiled into the key's kernel.
 
+The functions of this module return them. A docstring that begins with "(x, scale) -> y" describes the returned function.
+
 Scales and zero points are passed as values, in ``Key.scale_dtype`` and ``Key.zero_point_dtype``; x and y are codes as stored.
 """
 

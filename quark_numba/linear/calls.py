@@ -50,14 +50,14 @@ def quantize(
     axis : int
         The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
     block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default, is for a scale
+        that is not blocked, and for a blocked one that only one size fits.
     dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
         The type of the codes if there is no zero point, or if that has no dtype, such as a Python int. Default: uint8. One of
         uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
         float8e4m3fnuz, float8e5m2, float8e5m2fnuz, float6e2m3, float6e3m2, float4e2m1.
     saturate : bool
-        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
+        If it is False, values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
     precision : like `dtype`; float32, float16, bfloat16 or float64, optional
         The type to which x and `scale` are converted before the division, and to which the quotient is rounded. Default: the
         type of `scale`; float32 if that is float8e8m0, float64 if it is int32.
@@ -75,7 +75,8 @@ def quantize(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
+        written.
     """
     arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out)
     return check_arguments(Names(), "quantize", _version("quantize", opset), *arguments, *options)
@@ -125,7 +126,8 @@ def dequantize(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
+        written.
     """
     names, arguments = Names(dtype="output_dtype"), (x, scale, zero_point, axis, block_size, output_dtype)
     return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out)
@@ -150,7 +152,7 @@ def quantize_dequantize(
     ----------
     x : array_like of float32, any shape, strides and memory order
     scale : array_like of float32
-        In the shapes that `quantize` takes. Any number is valid, as there. With 0, all integer types give 0 or -0.
+        In the shapes that `quantize` takes. Any number is valid, as there. A scale of 0 gives 0 or -0 for all integer types.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
     zero_point, axis, block_size, dtype, saturate
@@ -164,7 +166,8 @@ def quantize_dequantize(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
+        written.
     """
     arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out)
     return check_arguments(Names(), "quantize_dequantize", None, *arguments, *options)
@@ -185,7 +188,7 @@ def check_arguments(
     out: Any = None,
 ) -> Conversion:
     """Return the conversion of a call with these arguments, which have these names in messages. `dtype` specifies the type of
-    the codes, or of y for "dequantize". Raises TypeError or ValueError if an argument is invalid."""
+    the codes, or of y for "dequantize". Raise TypeError or ValueError if an argument is invalid."""
 
     def allowed(operand: Operand) -> tuple[ElementType, ...]:
         return getattr(version, operand) if version else types(operation, operand)

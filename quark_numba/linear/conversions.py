@@ -1,4 +1,4 @@
-"""A conversion of arrays whose arguments have been checked: its loop, its result, and its parts for dask arrays."""
+"""The conversion of arrays whose arguments have been checked: its loop, its result, and its chunks for dask arrays."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .versions import Operation, Version
 
 P = ParamSpec("P")
 
-# The types of names of element types that are equal only if they mean the same.
+# The types in which a call may give an element type if its plan is kept: equal texts or classes mean the same type.
 _NAMES = (str, type)
 
-# Python numbers between these are float32 numbers, too.
+# Python numbers between these limits are normal numbers of float32, too.
 _LEAST, _MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 
 
 class Conversion(NamedTuple):
-    """What a call does. `names` are those of its arguments. `version` is the version of the operator that it has to be valid
-    for; None: any."""
+    """What a call does. `names` are the names of its arguments. `version` is the version of the operator for which the call has
+    to be valid, or None for any version."""
 
     names: Names
     version: Version | None
@@ -45,12 +45,12 @@ class Conversion(NamedTuple):
 
 
 def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
-    """Return a call on arrays that runs the conversion which `check` makes of its arguments. It keeps the plan of the
-    conversion: a later call with the same signature runs the plan, and checks nothing again.
+    """Return a call on arrays that runs the conversion which `check` makes from its arguments. It keeps the plan of the
+    conversion: a later call with the same signature runs the plan, without checking anything again.
 
-    The signature is what a plan depends on: the operation, the options, and the dtypes and shapes of the arrays. A call has
-    none if x has another memory order than C's, if an option is given in an unusual way, or if an argument is something else
-    than a numpy array. But a scale may be a number."""
+    The signature is what a plan depends on: the operation, the options, and the dtypes and shapes of the arrays. A call has no
+    signature if x is not in C order, if an option is given in an unusual way, or if an argument is not a numpy array. But a
+    scale may be a number."""
     operation = cast(Operation, check.__name__)
     of_check = inspect.signature(check)
     defaults = {name: parameter.default for name, parameter in of_check.parameters.items()}
@@ -99,14 +99,15 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
 
 
 def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether all options are given as they are by default. 1 is another spelling of True, and 1.0 is wrong."""
+    """Return whether all options have their default values, and are spelled like them. 1 is another spelling of True, and 1.0
+    is wrong."""
     for name in options:  # noqa: SIM110  # a generator takes longer
         if name not in defaults or options[name] is not defaults[name]:
             return False
     return True
 
 
-@np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the caller's settings
+@np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the settings of the caller
 def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
     names, version, key, x, scale, zero_point, axis, block_size, out = conversion
@@ -140,7 +141,7 @@ def _convert_chunks(conversion: Conversion) -> Any:
         if -x.ndim <= axis < x.ndim:
             axes = (axis % x.ndim,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
-    # For the whole array: this finds every fault of the shapes.
+    # This is for the whole array, so that it finds every fault of the shapes.
     loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
     if not is_per_tensor:
         block = block_size or loop.block
@@ -164,7 +165,7 @@ def _convert_chunk(version: Version | None, key: Key, axis: int, block_size: int
 def loop_of(
     names: Names, version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int
 ) -> Loop:
-    """Return the loop for these shapes. Raises ValueError if they do not fit."""
+    """Return the loop for these shapes. Raise ValueError if they do not fit."""
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):

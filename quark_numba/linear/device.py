@@ -26,8 +26,8 @@ WORK = work_dtype(("x", "y", "scale", "zero_point"), ("scales", *Loop._fields, "
 
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
-    """Return the place of element i: (number of the first scale of its row of scales, its column, its row within the block, its
-    row along the axis). If there is one scale, all elements are at the first place."""
+    """Return the place of element i: (number of the first scale in its row of scales, column, row within the block, row along
+    the axis). If there is one scale, all elements are at the first place."""
     if work.scales == 1:
         return unsigned(0), unsigned(0), unsigned(0), unsigned(0)
     line = i // work.inner
@@ -65,7 +65,7 @@ def _index_of(work: Any, place: Any) -> Any:
 
 def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> tuple[Any, Any]:
     """Return the functions (x, y, first, numbers) and (x, y, first, record, place), which convert COUNT elements from the first
-    one on. They are unrolled, so that all elements are in registers. `names` are what the source uses."""
+    one on. They are unrolled, so that all elements are in registers. `names` are the names that the source uses."""
     count, per_byte = names["COUNT"], max(1, 8 // y_bits)
     x = [f"x[{k}]" for k in range(count)]
     if x_bits < 8:
@@ -86,7 +86,8 @@ def _vector_functions(names: dict[str, Any], x_bits: int, y_bits: int) -> tuple[
 
 
 def stored(count: int, bits: int) -> list[str]:
-    """Return the sources of what is stored of the elements y0, y1, ... of so many bits: each, or bytes of several."""
+    """Return the sources of the values to store for the elements y0, y1, ... of so many bits: the elements, or bytes of several
+    elements."""
     if bits >= 8:
         return [f"Y_DTYPE(y{k})" for k in range(count)]
     parts = [f"((np.uint32(y{k}) & np.uint32({2**bits - 1})) << np.uint32({k * bits % 8}))" for k in range(count)]
@@ -94,8 +95,8 @@ def stored(count: int, bits: int) -> list[str]:
 
 
 def getter(bits: int) -> Any:
-    """Return the function (array, i) -> element i, for elements of so many bits. Of less than 8 bits several are in a byte; the
-    bits above an element are not cleared."""
+    """Return the function (array, i) -> element i, for elements of so many bits. Elements of fewer than 8 bits share a byte;
+    the bits above an element are not cleared."""
     if bits >= 8:
         return jit.inline(lambda array, i: array[i])
     per_byte, u8 = unsigned(8 // bits), np.uint8
@@ -139,7 +140,7 @@ def reader(element_type: ElementType, dtype: Any) -> Any:
 
 @functools.cache
 def kernel(key: Key, scale: ElementType) -> DeviceKernel:
-    """Return the kernel of a key of the dispatch table for scales of an element type. Codes of less than 8 bits lie as in ONNX
+    """Return the kernel of a key of the dispatch table for scales of an element type. Codes of fewer than 8 bits lie as in ONNX
     Runtime's tensors."""
     scale_at, zero_point_at = reader(scale, key.scale_dtype), reader(key.quantized, key.zero_point_dtype)
     convert_by_two, zero = arithmetic.converter(key), np.dtype(key.zero_point_dtype).type(0)

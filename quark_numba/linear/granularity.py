@@ -30,7 +30,7 @@ FAULTS = {
 
 
 class Names(NamedTuple):
-    """What messages call the arguments of a call on arrays, or the inputs and attributes of an operator."""
+    """The names, in messages, of the arguments of a call on arrays, or of the inputs and attributes of an operator."""
 
     x: str = "x"
     scale: str = "scale"
@@ -38,7 +38,7 @@ class Names(NamedTuple):
     dtype: str = "dtype"
 
     def message(self, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: Any, block_size: Any) -> str:
-        """Return the message of a fault for these shapes and attributes, or for their texts."""
+        """Return the message of a fault. The shapes and attributes may be given as texts."""
         shapes = {"x_shape": x_shape, "scale_shape": scale_shape, "zero_point_shape": zero_point_shape}
         return FAULTS[fault].format(**self._asdict(), **shapes, axis=axis, block_size=block_size)
 
@@ -133,8 +133,9 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
 
 
 def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:
-    """Return (fault, block size) for a blocked scale without a given block size, if exactly one size fits; block size 0 if the
-    scale is not blocked. "The accepted range is [ceil(Di/Si), ceil(Di/(Si-1))-1]" (QuantizeLinear-28, block_size)."""
+    """Return (fault, block size) for a scale without a given block size. A blocked scale has no fault if exactly one size fits.
+    The block size is 0 if the scale is not blocked. "The accepted range is [ceil(Di/Si), ceil(Di/(Si-1))-1]"
+    (QuantizeLinear-28, block_size)."""
     rank = len(x_shape)
     is_blocked = len(scale_shape) == rank and (rank > 1 or (rank == 1 and 0 < scale_shape[0] < x_shape[0]))
     if not is_blocked or size_of(scale_shape) == 1 or not -rank <= axis < rank:

@@ -25,10 +25,10 @@ LONG = 1 << 11
 # places, and one thread gets 1.2 to 1.5 times as much from memory.
 VERY_LONG, PIECE = 1 << 17, 1 << 10
 
-# A task converts a chunk of elements. CHUNK is the least number, and that of packed tensors: 2 to 8 µs of work, small enough
-# for an even distribution over threads; a call costs some 20 ns. A chunk of any type is a whole number of bytes, so no two
-# tasks touch the same byte. A large tensor that is not packed has CHUNKS of them or more: enough for threads, and so few that
-# they are VERY_LONG.
+# A task converts a chunk of elements. CHUNK is the smallest size, and that for packed tensors: 2 to 8 µs of work, small
+# enough for an even distribution over threads; a call costs some 20 ns. A chunk of any type is a whole number of bytes, so no
+# two tasks touch the same byte. A large tensor that is not packed has at least CHUNKS of them: enough for the threads, and few
+# enough that each is VERY_LONG.
 CHUNK, CHUNKS = 1 << 14, 32
 
 # The record that a node's tasks share: addresses and numbers of the tensors' elements, and the loop. The scales and zero points
@@ -44,8 +44,8 @@ signed = np.intp if jit.JIT_ENABLED else int
 
 def _constant_scale(convert: Any, in_words: bool) -> Any:
     def convert_run(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
-        """Convert `n` elements from index `start` on, all with the same numbers: scale and zero point, or what `convert`
-        takes."""
+        """Convert `n` elements from index `start` on, all with the same `numbers`: the scale and the zero point, or the numbers
+        that `convert` takes instead."""
         # Storing a vector across two cache lines takes twice as long. So the first pass ends where a line does.
         head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
         half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
@@ -54,7 +54,7 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
             done += stop - begin
             if in_words:
                 # In a loop that reads float32, vectors have 8 elements, and LLVM narrows each to bytes with 5 instructions.
-                # Here it unrolls the inner loop, and keeps the words in registers.
+                # Here LLVM unrolls the inner loop, and keeps the words in registers.
                 words = words_on_stack()
                 while begin + unsigned(WORDS) <= stop:
                     for i in range(unsigned(WORDS)):
@@ -74,8 +74,8 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
 
 def _varying_scale(convert: Any) -> Any:
     def convert_row(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
-        """Convert `n` elements from index `start` on. The first has scale number `first`, the next one the next scale, and so
-        on. The zero points are alike, or one for all."""
+        """Convert `n` elements from index `start` on. The first element has scale number `first`, the next element the next
+        scale, and so on. The same holds for zero points, or one is for all."""
         s = unsigned(first - start)
         if zero_point.size == 1:
             one = zero_point[0]
@@ -202,7 +202,7 @@ def task_function(key: Key) -> Any:
 @functools.cache
 def widen_function(element_type: ElementType, dtype: Any) -> Any:
     """Return the C function void (source, target, int64_t count) that converts the elements of a scale or a zero point from a
-    tensor's codes to numbers of `dtype`; None if the tensor holds such numbers already."""
+    tensor's codes to numbers of `dtype`, or None if the tensor already holds such numbers."""
     if element_type.dtype == dtype:
         return None
     decode, storage = codecs.decoder(element_type), element_type.storage.type

@@ -75,5 +75,5 @@ def select(
 
 
 def has_unsaturated_form(quantized: ElementType) -> bool:
-    """Whether `saturate` = 0 has a meaning: "It only applies for float 8 quantization" (QuantizeLinear-28, saturate)."""
+    """Return whether `saturate` = 0 has a meaning: "It only applies for float 8 quantization" (QuantizeLinear-28, saturate)."""
     return quantized.bits == 8 and not quantized.is_integer

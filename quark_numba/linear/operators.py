@@ -21,7 +21,7 @@ from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Operation, Version
 
 
 class _Common(NamedTuple):
-    """What the versions of an operation have in common."""
+    """The properties that all versions of an operation share."""
 
     names: Names
     meaning: type[Affine[Any]]
@@ -56,10 +56,10 @@ _SCALE = "A scalar, or one dimension with as many elements as x has along `axis`
 _BLOCKED_SCALE = f"{_SCALE} With `block_size`, x's shape but along `axis`, where there is one element a block."
 _ATTRIBUTES = {
     "axis": "The axis of a scale of one dimension or of blocks, -r..r-1 of an x of r dimensions.",
-    "block_size": "How many elements along `axis` share a scale; the last block may be shorter. 0: not blocked.",
-    "saturate": "0: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.",
-    "output_dtype": "The TensorProto number of y's type; 0: that of the zero point, or of the scale.",
-    "precision": "The TensorProto number of the type in which the division is done; 0: that of the scale.",
+    "block_size": "How many elements along `axis` share a scale; the last block may be shorter. 0 if the scale is not blocked.",
+    "saturate": "0 if float8 types give Inf for values beyond their range, or NaN if they have no Inf.",
+    "output_dtype": "The TensorProto number of y's type, or 0 for the type of the zero point or the scale.",
+    "precision": "The TensorProto number of the type in which the division is done, or 0 for the type of the scale.",
 }
 
 
@@ -130,8 +130,8 @@ class LinearOperator:
     def call(
         self, x: Any, scale: Any, zero_point: Any = None, *, output_dtype: int = 0, precision: int = 0, **rest: int
     ) -> Any:
-        """Run the operator as the call on arrays of the same operation does. That accepts more than some versions do, so the
-        rest is refused here."""
+        """Run the operator as the call on arrays of the same operation does. That call accepts more than some versions do, so
+        the rest is refused here."""
         version, names = self.version, self.common.names
         if version.domain and np.ndim(scale) > 1 and np.size(scale) != 1 and not rest.get("block_size"):
             expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
@@ -179,8 +179,8 @@ class LinearOperator:
             raise ValueError(self.common.names.message(fault, *texts, axis, block_size))
 
     def meaning(self, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> Affine[AnyOperand]:
-        """Return the meaning of a node. Raises ValueError if attributes name no element types, or another than the zero
-        point's."""
+        """Return the meaning of a node. Raise ValueError if an attribute is not the number of an element type, or contradicts
+        the type of the zero point."""
         x, scale, zero_point = (*inputs, None)[:3]
         assert x is not None
         assert scale is not None
@@ -213,7 +213,7 @@ class LinearOperator:
 
 
 def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
-    """Return the element type that an attribute names; None for 0."""
+    """Return the element type that an attribute names, or None for 0."""
     number = attributes.get(name, 0)
     if not number:
         return None
@@ -224,8 +224,8 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
 
 
 def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:
-    """Return the attribute axis if these shapes are valid for exactly one; nothing if the axis is ignored, so that the default
-    holds. Raises ValueError if they are valid for several."""
+    """Return the attribute axis if these shapes are valid for exactly one axis. Return nothing if the axis is ignored, so that
+    the default holds. Raise ValueError if the shapes are valid for several axes."""
     if scale in ((), (1,)):
         return {}
     fitting = [axis for axis, length in enumerate(x) if (length,) == scale]

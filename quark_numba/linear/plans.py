@@ -1,4 +1,4 @@
-"""Plans of calls on arrays: what a call has found out about dtypes and shapes, kept for calls that are alike."""
+"""Plans of calls on arrays: decisions that depend only on dtypes and shapes, kept for later calls that are alike."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .key import Key
 # Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 17
 
-# The plans of earlier calls, by signature, and the most that are kept.
+# The plans of earlier calls, by signature, and the largest number that is kept.
 plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
 
-# Zero points of one element, as kernels take them, by their bytes, for each kind of conversion; and the most of a kind that are
-# kept. Plans share them: their number does not grow with that of plans.
+# Zero points of one element, as kernels take them, by their bytes, for each kind of conversion; and the largest number of a
+# kind that is kept. Plans share them, so that their number does not grow with the number of plans.
 _zero_points: dict[Any, dict[bytes, NDArray[Any]]] = {}
 _MOST_ZERO_POINTS = 256
 
@@ -39,11 +39,11 @@ class Plan:
     Parameters
     ----------
     key : Key
-        That of the kernel.
+        The key of the kernel.
     loop : Loop
     scale_dtype : numpy dtype
     zero_point_dtype : numpy dtype, optional
-        None: the call has no zero point.
+        None if the call has no zero point.
     """
 
     def __init__(self, key: Key, loop: Loop, scale_dtype: Any, zero_point_dtype: Any) -> None:
@@ -53,7 +53,7 @@ class Plan:
         self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
         self.zeros = np.zeros(1, key.zero_point_dtype)
         self.zero_points = _zero_points.setdefault((key.quantized, zero_point_dtype, key.zero_point_dtype), {})
-        # None: an array has the dtype that the kernel takes.
+        # None if an array has the dtype that the kernel takes.
         self.scale_dtype = None if scale_dtype == key.scale_dtype else np.dtype(key.scale_dtype)
         self.zero_point_dtype = None if zero_point_dtype == key.zero_point_dtype else np.dtype(key.zero_point_dtype)
         self.x_storage, self.y_storage = (None if each.storage == each.dtype else each.storage for each in (key.x, key.y))
@@ -74,7 +74,7 @@ class Plan:
             and out.dtype == self.y_dtype
             and out.shape == x.shape
             and out is not x
-            and x.flags.num & _OWNS_DATA  # then arrays that are not the same share no memory
+            and x.flags.num & _OWNS_DATA  # then different arrays share no memory
             and scale.flags.num & _OWNS_DATA
             and out is not scale
             and (zero_point is None or (zero_point.flags.num & _OWNS_DATA and out is not zero_point))
@@ -98,7 +98,7 @@ class Plan:
         if self.scale_dtype or scale.size > 1:
             scale = _flat(scale, self.scale_dtype)
         elif scale.ndim != 1:
-            scale = scale.ravel()  # a view, and in less time than by `reshape`
+            scale = scale.ravel()  # a view, in less time than `reshape` takes
         if self.row and 0 < scale.size < self.row:
             scale = np.resize(scale, self.row)
             if zero_point.size > 1:
@@ -122,7 +122,7 @@ class Plan:
 
     def _converted(self, zero_point: NDArray[Any]) -> NDArray[Any]:
         if self.is_packed:
-            # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
+            # Ignore the bits above a code: ml_dtypes takes some of them for the sign of float4 and float6.
             zero_point = self.key.quantized.byte_values[zero_point.view(np.uint8)]
         converted = _flat(zero_point, self.zero_point_dtype)
         return converted.copy() if np.may_share_memory(converted, zero_point) else converted
@@ -136,7 +136,7 @@ def keep(signature: Any, plan: Plan) -> None:
 
 
 def _flat(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return an array in one dimension, contiguous, and of a dtype; None: it has that dtype."""
+    """Return an array as a contiguous one of one dimension, converted to `dtype` unless that is None."""
     if dtype is not None:
         array = array.astype(dtype, "C")
     elif array.size > 1 and not array.flags.c_contiguous:

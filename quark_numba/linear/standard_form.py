@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators."""
+"""The computations of the family in the standard operators of ONNX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..declaration.standard_form import Builder, Given, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
-# What a quotient may be limited to before it becomes an int64: beyond all 32-bit codes for all zero points, and a float32.
+# The limit of a quotient before it becomes an int64: beyond all 32-bit codes for all zero points, and a float32.
 _LARGE = 2.0**34
 
 
@@ -31,8 +31,8 @@ def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
 
 
 def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """y = (code - zero point) * scale. The zero point of integers goes: the code less the zero point is the rounded quotient
-    between bounds less the zero point (see ``arithmetic._integer_multiple``)."""
+    """Return y = (code - zero point) * scale. The zero point of integers cancels: the code less the zero point is the rounded
+    quotient, clipped to the bounds less the zero point (see ``arithmetic._integer_multiple``)."""
     scale = _parameter(op, meaning, meaning.scale, FLOAT32)
     if not codes.is_integer:
         code = _code_as_float32(op, meaning, codes)
@@ -47,7 +47,7 @@ def _round_trip(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
 
 
 def _quantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """code = saturate(round(x / scale) + zero point)."""
+    """Return code = saturate(round(x / scale) + zero point)."""
     if not codes.is_integer:
         return _float_code(op, meaning, codes)
     precision = _precision(meaning)
@@ -60,7 +60,7 @@ def _quantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Eleme
 
 
 def _large_code(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """Return the code of 32 bits for a rounded quotient, by sums of int64."""
+    """Return the code of 32 bits for a rounded quotient, computed in int64."""
     q = op.clip(op.without_nan(q, _number(q, -_LARGE)), _number(q, -_LARGE), _number(q, _LARGE))
     code, zero_point = op.cast(q, INT64), _zero_point(op, meaning, INT64)
     code = code if zero_point is None else op("Add", code, zero_point)
@@ -69,8 +69,9 @@ def _large_code(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOpera
 
 
 def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """Return a rounded quotient within the codes less the zero point; the lowest one instead of NaN. Bounds beyond float32's
-    whole numbers are rounded: the quotient is one of these, and rounding keeps the order."""
+    """Return a rounded quotient, clipped to the range of the codes less the zero point; NaN becomes the lowest value. Bounds
+    that float32 does not hold are rounded. That changes nothing, because the quotient is a float32 and rounding keeps the
+    order."""
     lowest, highest = int64s(int(codes.lowest), int(codes.highest))
     dtype = FLOAT64 if q.element_type is FLOAT64 else FLOAT32
     zero_point = _zero_point(op, meaning, INT64)
@@ -83,7 +84,7 @@ def _within(op: Builder[AnyOperand], q: AnyOperand, meaning: Affine[AnyOperand],
 
 
 def _float_code(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """code = saturate(x / scale + zero point), a code of a float type. NaN stays; -0 + 0 is 0."""
+    """Return code = saturate(x / scale + zero point), a code of a float type. NaN stays; -0 + 0 is 0."""
     v = _sum(op, meaning, codes)
     return op.cast(v, codes) if _saturates(meaning, codes) else op.cast(_with_overflow(op, v, v, codes), codes, saturate=0)
 
@@ -103,7 +104,7 @@ def _code_as_float32(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes
 
 
 def _without_nan(op: Builder[AnyOperand], v: AnyOperand, codes: ElementType) -> AnyOperand:
-    """Return v with a number in the place of NaN that is rounded to what NaN becomes in a type without NaN."""
+    """Return v with NaN replaced by a number that is rounded to the code of NaN in a type without NaN."""
     if codes.nan_substitute is None:
         return v
     return op.without_nan(v, codes.code_values[codes.nan_substitute] or -least_step(codes) / 4)  # -0 might become 0
@@ -120,7 +121,7 @@ def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementTyp
         raise NotRewrittenError(f"a float64 would be rounded to {codes.name} twice")
     zero_point, v = _zero_point(op, meaning, FLOAT32), _quotient(op, meaning, precision)
     is_limited, bounds = codes.bits > 8 or _saturates(meaning, codes), (float(codes.lowest), float(codes.highest))
-    if zero_point is None:  # the bounds come first, as ONNX Runtime fuses them with a Conv in front of them
+    if zero_point is None:  # the bounds come first, because ONNX Runtime fuses them with a preceding Conv
         v = op.clip(v, *bounds) if is_limited else v
         return op.with_positive_zero(v) if op.signs_of_zeros_matter else v
     v = op.plus(v, zero_point)
@@ -128,8 +129,8 @@ def _sum(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementTyp
 
 
 def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, y: AnyOperand, codes: ElementType) -> AnyOperand:
-    """Return y with Inf, or NaN for a type without Inf, where rounding takes v beyond the largest value of a type. The Cast of
-    ONNX Runtime 1.32 that is not to saturate takes 480 to 448 in float8e4m3fn, where NaN is due."""
+    """Return y with Inf, or NaN for a type without Inf, where v is rounded beyond the largest value of the type. Without
+    saturation, the Cast of ONNX Runtime 1.32 turns 480 into 448 in float8e4m3fn, where NaN is due."""
     values = np.unique(codes.code_values[np.isfinite(codes.code_values)])
     tie = np.float32(values[-1] + (values[-1] - values[-2]) / 2)
     is_odd = np.array(codes.highest).astype(codes.dtype).view(np.uint8) % 2 == 1  # then the tie goes beyond
@@ -139,7 +140,7 @@ def _with_overflow(op: Builder[AnyOperand], v: AnyOperand, y: AnyOperand, codes:
 
 
 def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: ElementType) -> AnyOperand:
-    """y = (code - zero point) * scale, the difference exact for integers, and rounded to float32."""
+    """Return y = (code - zero point) * scale. The difference is exact for integers, and rounded to float32."""
     if meaning.x.element_type is UINT8 and codes is not UINT8:
         raise NotRewrittenError(f"its codes, of {codes.name}, are in a tensor of uint8")
     wide = INT64 if codes.is_integer and codes.bits > 16 else FLOAT32
@@ -154,7 +155,7 @@ def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
 
 
 def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: ElementType) -> AnyOperand:
-    """Return x / scale in a precision, as a float64 for that type and else as a float32."""
+    """Return x / scale in a precision, as float64 if that is the precision, or else as float32."""
     x, wide = meaning.x, FLOAT64 if precision is FLOAT64 else FLOAT32
     if precision is not wide:
         stays_if(x.element_type is INT32, f"an int32 would be rounded to {precision.name} twice")
@@ -173,7 +174,7 @@ def _precision(meaning: Affine[AnyOperand]) -> ElementType:
 
 
 def _scale_type(meaning: Affine[AnyOperand]) -> ElementType | None:
-    """Return the element type of the scale. A tensor of uint8 holds powers of two, by their exponents."""
+    """Return the element type of the scale. A uint8 tensor holds the exponents of powers of two."""
     scale = meaning.scale.element_type
     return FLOAT8E8M0 if scale is UINT8 else scale
 
@@ -184,14 +185,14 @@ def _number(q: AnyOperand, number: float) -> NDArray[Any]:
 
 
 def _zero_point(op: Builder[AnyOperand], meaning: Affine[AnyOperand], to: ElementType) -> Given:
-    """Return the zero point as `_parameter` does. None: it is known to be 0."""
+    """Return the zero point as `_parameter` does, or None if it is known to be 0."""
     given = _parameter(op, meaning, meaning.zero_point, to)
     return None if isinstance(given, np.ndarray) and not any(given.tobytes()) else given
 
 
 def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: AnyOperand | None, *to: ElementType) -> Given:
     """Return a scale or a zero point, converted to one type after another, in a shape that broadcasts to x: an array, an
-    operand, or None. One that is blocked is repeated to x's shape."""
+    operand, or None. A blocked one is repeated to the shape of x."""
     if operand is None:
         return None
     shape, array = op.shape(operand), operand.array

@@ -105,7 +105,7 @@ LATEST_OPSET = 28
 
 @functools.cache
 def version_of_opset(operation: Operation, opset: int) -> Version | None:
-    """The version of QuantizeLinear or DequantizeLinear that ONNX's opset has, if it is one that is known."""
+    """Return the version of QuantizeLinear or DequantizeLinear in an opset of ONNX, or None if the opset is unknown."""
     versions = [version for version in VERSIONS if version.operation == operation and not version.domain]
     known = [version for version in versions if version.since_version <= opset <= LATEST_OPSET]
     return known[-1] if known else None
@@ -113,6 +113,6 @@ def version_of_opset(operation: Operation, opset: int) -> Version | None:
 
 @functools.cache
 def types(operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
-    """The element types that any version has for the operand."""
+    """Return the element types that any version has for the operand."""
     versions = [version for version in VERSIONS if version.operation == operation]
     return tuple(dict.fromkeys(element_type for version in versions for element_type in getattr(version, operand)))

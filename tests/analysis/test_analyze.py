@@ -51,7 +51,7 @@ def quantizers_of(proto):
 
 
 def clip_bounds(proto, x, nodes):
-    """Return the bounds of the activation function that a uint8 model leaves out; None if it leaves out none."""
+    """Return the bounds of the activation function that a uint8 model leaves out, or None if there is no such function."""
     makers = {name: node for node in proto.graph.node for name in node.output}
     arrays = {each.name: each for each in proto.graph.initializer}
     codes = arrays.get(nodes[0].input[2]) if len(nodes[0].input) > 2 else None
@@ -618,8 +618,8 @@ def test_pairs_of_casts():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_optimized", [False, True])
 def test_blocks_with_computed_scales(is_optimized, tmp_path):
-    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not tensors
-    of their own."""
+    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are not counted
+    as tensors."""
     path = MODELS / "nvidia" / "nvfp4_m.onnx"
     if is_optimized:
         quark_numba.optimize(path, tmp_path / "m.onnx", keep_initializers_as_inputs=False)  # it lists its weights there
@@ -645,7 +645,7 @@ def test_blocks_with_computed_scales(is_optimized, tmp_path):
 @pytest.mark.parametrize(("levels", "low", "name"), [(255, -1, "int8"), (256, 0, "uint8"), (16, 0, "uint4"), (2, -1, "int1")])
 @pytest.mark.slow
 def test_types_of_levels(levels, low, name):
-    """OpenVINO's FakeQuantize has a number of levels instead of bits."""
+    """FakeQuantize of OpenVINO has a number of levels instead of bits."""
     node = f"y = org.openvinotoolkit.FakeQuantize <levels = {levels}> (x, low, high, low, high)"
     limits = [numpy_helper.from_array(np.array(each, np.float32), key) for key, each in (("low", low), ("high", 1))]
     made = model([node], [("x", "float32", [2, 4])], [("y", "float32", [2, 4])], initializers=limits)

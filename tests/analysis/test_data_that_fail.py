@@ -129,7 +129,7 @@ def test_a_source_that_goes_on_behind_what_fails(kind, path):
 
 
 def test_sources_that_end_with_what_fails(path):
-    """A generator says that it has ended. An iterator that fails for ever is left."""
+    """A generator says that it has ended. An iterator that always fails is abandoned."""
 
     def generator():
         yield GOOD
@@ -170,8 +170,8 @@ def test_a_metric_and_a_progress_that_fail(path):
 
 
 def test_a_chunk_that_fails_is_one_batch():
-    """Of an object that reads rows when they are asked for, only the batch with the lost rows fails, and only what is asked for
-    is read."""
+    """For an object that reads rows on request, only the batch with the lost rows fails, and only the requested rows are
+    read."""
     asked = []
 
     class Chunks(Lazy):

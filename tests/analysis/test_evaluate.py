@@ -104,7 +104,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
 @pytest.mark.by_default(1)
 def test_without_a_reference_the_model_itself_is_it(variant):
-    """The twin has the weights of the float model, and gives its outputs, without our operators."""
+    """The twin has the weights of the float model, and gives its outputs, without the package's operators."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant))).model
     assert not any(node.domain for node in twin.graph.node)
     ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
@@ -114,7 +114,8 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
 @pytest.mark.by_default(1)
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
-    """The model has only codes of its weights, and a Relu or a Clip is part of the codes' range. The reference gives both."""
+    """The model has its weights only as codes, and the range of the codes replaces a Relu or a Clip. The reference provides
+    both."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant)), float_twin.load(FLOAT))
     weights = [each for each in twin.quantizers if each.kind == "weight"]
     assert sum(each.floats is None for each in weights) == 1  # of the matrix product that Quark turned into a Gemm

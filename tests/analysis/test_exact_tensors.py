@@ -49,7 +49,7 @@ def files(tmp_path_factory):
 
 
 def strict(text):
-    """Return JSON's value. Python's parser takes NaN and Infinity by default, others do not."""
+    """Return the value of a JSON text. By default, Python's parser accepts NaN and Infinity; others do not."""
 
     def refuse(name):
         raise ValueError(f"{name} is not JSON")
@@ -86,7 +86,7 @@ def test_commands(files, tmp_path, terminal):
     options += ["--resume", written["kept.json"], "--json", "--exclude", "3", "--sweep", "--what-if", "bfp16"]
     report = strict(terminal.text("analyze", *words, *options))
     assert report["tensors"][-1]["own_sqnr_db"] == "inf"
-    # "fine" is there because of its weight, and behind "crude"; its exact bias would have put it first.
+    # "fine" is there because of its weight, and follows "crude"; its exact bias would have put it first.
     assert strict(written["e.json"].read_text()) == {"exclude": ["crude", "fine"]}
     with written["t.csv"].open() as file:
         assert {row["name"]: row["own_sqnr_db"] for row in csv.DictReader(file)}["b1"] == "inf"

@@ -44,7 +44,7 @@ def parts(data, inputs=INPUTS, **named):
 
 
 def write(path, order="C", dtype="<f4", compressed=(), x=X, **others):
-    """Write x, and other arrays to an .npz file. Those named in `compressed` are."""
+    """Write x and other arrays to an .npz file. Those named in `compressed` are compressed."""
     arrays = {"x": np.array(x, dtype, order=order), **others}
     if path.suffix == ".npy":
         np.save(path, arrays["x"])
@@ -167,7 +167,7 @@ def damaged(path, name):
 @pytest.mark.parametrize("name", ["x", "l"])
 @pytest.mark.parametrize("compressed", [(), ("x", "l")], ids=["stored", "compressed"])
 def test_damage_is_found_before_the_first_batch(name, compressed, tmp_path):
-    """Files are checked by their checksums, although a part of them is read at a time."""
+    """Checksums of files are verified although files are read in parts."""
     rows = np.random.default_rng(1).normal(size=(40_000, 3, 2))
     path = write(tmp_path / "x.npz", compressed=compressed, x=rows, l=rows[:, 0, 0].view(np.int64))
     damaged(path, name)
@@ -187,7 +187,7 @@ def test_files_that_end_early_are_refused_at_once(tmp_path):
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
 @pytest.mark.parametrize("batch", [None, 2])
 def test_a_file_that_changes(suffix, batch, tmp_path):
-    """A file that was written again, with other arrays, is refused. One that was only touched is not."""
+    """A file that was rewritten with other arrays is refused. A file that was only touched is not."""
     path = write(tmp_path / f"x{suffix}")
     opened = open_batches(INPUTS, Data(path, batch=batch))
     batches = opened.parts()

@@ -36,7 +36,7 @@ def rounded(x):
 @pytest.mark.parametrize("axis", [-1, 2, 1])
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_numbers(axis, keepdims):
-    """The shares equal numpy's, without the places of the ignored label, whose number is given."""
+    """The shares equal those computed with numpy without the places of the ignored label, whose number is reported."""
     x = np.moveaxis(SCORES, -1, 2) if axis == 1 else SCORES
     shape = ("n", 10, "p") if axis == 1 else ("n", "p", 10)
     labels = SCORES.argmax(-1)
@@ -117,7 +117,7 @@ def test_labels_that_are_no_class(value, batch):
 
 
 def test_nothing_is_labelled():
-    """All labels are ignored: the accuracy is of nothing."""
+    """All labels are ignored, so the accuracy is NaN."""
     x = SCORES[0, :, 0]
     feeds = [{"x": x, "l": np.full(8, 255)}]
     (output,) = quark_numba.evaluate(scores(shape=("n", 10)), feeds, labels="l", ignore_label=255).outputs
@@ -157,7 +157,8 @@ def test_the_class_axis_has_one_element_in_a_batch():
 
 
 def test_a_metric_over_all_batches():
-    """Other names in one batch would give a mean over the others. A batch without rows has no weight; no rows, no mean."""
+    """If a batch returned other names, means would be over some batches only. A batch without rows has no weight. Without rows,
+    there is no mean."""
     whole, x = scores(shape=("n", 10)), SCORES[0, :, 0]
 
     def metric(outputs, reference, feed):

@@ -1,4 +1,4 @@
-"""Figures of no element are NaN or absent, a NaN in any batch is seen, and each histogram is drawn."""
+"""Figures over no elements are NaN or absent, a NaN in any batch is seen, and each histogram is drawn."""
 
 import math
 

@@ -153,7 +153,7 @@ def test_commands(path, tmp_path, terminal):
         error = terminal.error(*words, "--outputs", "y", "text", "--fail-below", "-100")
         assert "output text is not compared; expected at least -100 dB" in error
         error = terminal.error(*words, "--outputs", "nothing")
-        assert "the model has none named 'nothing'; it has y, places, rounded, text, parts" in error
+        assert "the model has no output named 'nothing'; it has y, places, rounded, text, parts" in error
     assert "cannot be compared because it is text" in (tmp_path / "page.html").read_text()
 
 
@@ -191,7 +191,7 @@ def test_run_lists_them_too(path, tmp_path, terminal):
         ("y", TypeError, "outputs is 'y'; expected a sequence of names"),
         ([1], TypeError, r"outputs is \[1\]; expected a sequence of names"),
         ([], ValueError, "outputs is empty; expected at least one name"),
-        (["y", "q"], quark_numba.ModelError, "outputs: the model has none named 'q'; it has y, places, "),
+        (["y", "q"], quark_numba.ModelError, "outputs: the model has no output named 'q'; it has y, places, "),
     ],
 )
 def test_wrong_names(function, outputs, error, message):

@@ -1,5 +1,5 @@
-"""Runs of models over data with other execution providers than the CPU's. ONNX Runtime's plain build has one that computes
-nothing, so that all nodes run on the CPU."""
+"""Runs of models over data with execution providers other than the CPU provider. The plain build of ONNX Runtime has one that
+computes nothing, so that all nodes run on the CPU."""
 
 import numpy as np
 import onnx

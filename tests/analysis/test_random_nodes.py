@@ -1,4 +1,5 @@
-"""What depends on random numbers is named and not measured; all else is measured as in a model without them."""
+"""Tensors that depend on random numbers are named and not measured; all others are measured as in a model without such
+nodes."""
 
 import re
 
@@ -89,7 +90,7 @@ def test_dropout_that_does_not_train_is_measured(noise, constants):
 
 
 def test_random_numbers_in_a_branch_and_in_the_reference():
-    """A branch draws, and the output of the node with the branch is named. A reference that draws is told by its node."""
+    """If a branch draws, the output of the node with the branch is named. If a reference draws, its node is named."""
     branches = "then_branch = then () => (m) { m = RandomNormalLike (a) }, else_branch = other () => (k) { k = Neg (a) }"
     whole = network([f"n = If (cond) <{branches}>"], cond=np.True_)
     reason = random_nodes.random_outputs(Source(whole), None, ["y", "u"])

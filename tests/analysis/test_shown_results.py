@@ -108,7 +108,7 @@ def test_no_cell_is_a_formula(written):
 
 
 def test_numbers_stay_numbers():
-    """A negative ratio is a number, nothing is an empty cell, and pandas reads both so."""
+    """A negative ratio is a number, None is an empty cell, and pandas reads both accordingly."""
     pandas = pytest.importorskip("pandas")
     found = quark_numba.analyze(network(["a", "b"]), RandomData(1))
     found.tensors[0].sqnr_db, found.tensors[1].sqnr_db = -12.5, None
@@ -172,7 +172,7 @@ def test_results_in_a_notebook():
 
 @pytest.mark.parametrize("command", ["analyze", "evaluate"])
 def test_print_shows_what_the_command_prints(command, tmp_path, terminal, monkeypatch):
-    """Whatever the environment says about colours, and inside of Jupyter."""
+    """`print` shows the same, whatever the environment says about colours, and inside of Jupyter."""
     onnx.save(network(["a", "b"]), tmp_path / "m.onnx")
     printed = terminal.text(command, tmp_path / "m.onnx", "--random", "1")
     result = getattr(quark_numba, command)(tmp_path / "m.onnx", RandomData(1))

@@ -1,4 +1,4 @@
-"""Inf, NaN, overflows and underflows are results: with numpy's strictest settings calls raise no error and give no warning."""
+"""Inf, NaN, overflows and underflows are results: with the strictest settings of numpy, calls neither raise nor warn."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""pack and unpack against numpy's packing of bits, and against ONNX's own tensors."""
+"""`pack` and `unpack` against the packing of bits in numpy, and against ONNX's own tensors."""
 
 import ml_dtypes
 import numpy as np

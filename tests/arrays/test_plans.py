@@ -106,7 +106,7 @@ def test_what_has_no_plan():
 
 
 class Subclass(np.ndarray):
-    """Numbers with a behaviour of their own."""
+    """Subclasses of numbers, with other behaviour."""
 
 
 def test_a_limit_that_was_passed(monkeypatch):
@@ -197,7 +197,7 @@ def test_int32_scales_of_any_byte_order(order):
 @pytest.mark.slow
 @pytest.mark.compiled
 def test_threads_at_once(monkeypatch):
-    """Plans and zero points are thrown away while other threads use them."""
+    """Plans and zero points are dropped while other threads use them."""
     monkeypatch.setattr(plans, "_MOST_PLANS", 3)
     monkeypatch.setattr(plans, "_MOST_ZERO_POINTS", 2)
     cases = []

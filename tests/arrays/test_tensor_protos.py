@@ -127,8 +127,8 @@ def test_wrong_input():
         (r"'t' has 3 bytes; expected 2 for dims \(4,\)", {"data_type": 22, "dims": [4], "raw_data": b"abc"}),
         (r"'t' has 1 elements; expected 2 for dims \(2,\)", {"data_type": 2, "dims": [2], "int32_data": [3]}),
         (r"'t' has dims \(-2, -2\); expected no negative dimension", {"data_type": 2, "dims": [-2, -2], "raw_data": b"1234"}),
-        ("'t' has elements that uint8 has not", {"data_type": 2, "dims": [1], "int32_data": [300]}),
-        ("'t' has elements that uint32 has not", {"data_type": 12, "dims": [1], "uint64_data": [2**64 - 1]}),
+        ("'t' has elements that uint8 lacks", {"data_type": 2, "dims": [1], "int32_data": [300]}),
+        ("'t' has elements that uint32 lacks", {"data_type": 12, "dims": [1], "uint64_data": [2**64 - 1]}),
         ("'t' is a segment", {"data_type": 2, "dims": [1], "raw_data": b"1", "segment": segment}),
         ("'' has 3 bytes; expected 2", {"name": "", "data_type": 22, "dims": [4], "raw_data": b"abc"}),
     ):

@@ -1,4 +1,4 @@
-"""The options of all subcommands: a name means the same wherever it is, and there is one name for one thing."""
+"""The options of all subcommands: a name has one meaning everywhere, and a meaning has one name."""
 
 import argparse
 
@@ -24,7 +24,7 @@ for name, subparser in subparsers().items():
 
 @pytest.mark.parametrize("option", [option for option, actions in OPTIONS.items() if len(actions) > 1])
 def test_one_meaning(option):
-    """Apart from the default, which the help gives in parentheses."""
+    """An option has the same help in all subcommands, apart from the default, which it gives in parentheses."""
     meanings = {
         name: (
             action.metavar,

@@ -231,7 +231,7 @@ def test_a_folder_of_models_without_room(tmp_path, capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
 def test_a_cache_that_cannot_be_read(terminal, tmp_path, monkeypatch):
-    """All rows are printed, and beside the folder the reason."""
+    """All rows are printed, with the reason beside the folder."""
     place = tmp_path / "quark_numba"
     place.symlink_to(place)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/debian gets Debian's own ONNX Runtime, with headers,
+# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/debian gets the ONNX Runtime of Debian, with headers,
 # and all libraries that it needs, FOLDER/aarch64 an AArch64 Linux for qemu: its C and C++ libraries and ONNX Runtime's library of
 # PyPI. Needs apt, root unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays,
 # and is made anew when this file or ONNX Runtime's version changes.

@@ -1,5 +1,5 @@
-"""Stand-alone libraries where they are meant to run: in a C++ program, with Debian's ONNX Runtime, on AArch64 under qemu, and
-on Windows under Wine. The outputs are those of our own sessions on this machine, to the last bit.
+"""Stand-alone libraries where they are meant to run: in a C++ program, with the ONNX Runtime of Debian, on AArch64 under qemu,
+and on Windows under Wine. The outputs are those of the package's sessions on this machine, to the last bit.
 
 `make_environment.sh` makes the environment of the first three, `../windows/make_environment.sh` that of the last."""
 
@@ -48,7 +48,7 @@ ZIG = importlib.util.find_spec("ziglang") is not None, "ziglang only"
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """Return a function that builds a library of models in a form for a target; None: this machine."""
+    """Return a function that builds a library of models in a form for a target, or for this machine if that is None."""
 
     @functools.cache
     def build(names, form, target=None):
@@ -76,7 +76,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def program_of_debian(tmp_path_factory):
-    """The command that runs the example with Debian's own ONNX Runtime and libraries."""
+    """The command that runs the example with the ONNX Runtime and the libraries of Debian."""
     needs(ENVIRONMENT, COMPILER)
     libraries = PLACE / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
     path = tmp_path_factory.mktemp("program") / "run"
@@ -95,8 +95,8 @@ def program_for_aarch64(tmp_path_factory):
 
 
 def check_program(command, library, threads, *, refused=None, close=(), size=libraries.SIZE, **options):
-    """The outputs of the C++ program are those of our own sessions, to the last bit. `refused` has messages for models that get
-    an error, and `close` names models whose last bits may differ."""
+    """The outputs of the C++ program are those of the package's sessions, to the last bit. `refused` has messages for models
+    that get an error, and `close` names models whose last bits may differ."""
     for case in libraries.cases(models_beside(library), threads, size=size, **options):
         inputs, expected = (b"".join(each.tobytes() for each in values) for values in (case.feeds.values(), case.outputs))
         arguments = [library, case.path, str(threads), str(size)]
@@ -149,7 +149,7 @@ def test_every_model_in_cpp(program, every_model, threads):
 @pytest.mark.slow
 @on_threads
 def test_every_model_on_debian(program_of_debian, every_model, threads):
-    """Debian's ONNX Runtime is older: one model is too new for it, and so are ONNX's own operators in a library. Its
+    """The ONNX Runtime of Debian is older: it cannot run one of the models, nor ONNX's own operators in a library. Its
     BatchNormalization has other last bits."""
     _, library, options = every_model
     refused = {"nvfp4_m": "Current official support for domain ai.onnx is till opset 22"}
@@ -182,8 +182,8 @@ def test_aarch64_linux(program_for_aarch64, build, form, threads):
 
 
 def nodes_alone(path, folder):
-    """Write a model of a model's nodes of this package's operators, each with inputs of its own. Return its path and feeds: the
-    values that the nodes have in the whole model."""
+    """Write a model of those nodes of a model that are operators of this package, each with separate inputs. Return its path
+    and feeds: the values that the nodes have in the whole model."""
     whole = onnx.load(path)
     given = {each.name for each in whole.graph.initializer}
     nodes = [each for each in whole.graph.node if each.domain in ("com.amd.quark", "quark_numba")]
@@ -233,7 +233,7 @@ def test_nodes_on_aarch64_linux(program_for_aarch64, tmp_path):
 
 
 def child_of_windows(code, *arguments):
-    """Run code in Windows' Python, with nothing but onnxruntime."""
+    """Run code in the Python for Windows, with nothing but onnxruntime."""
     import fcntl  # Windows itself has no such module
 
     _, results, *_ = arguments

@@ -163,8 +163,8 @@ def test_sessions_of_quark_have_our_operators():
 @with_quark
 @compiled
 def test_options_of_quark_and_ours_may_be_the_same(tmp_path):
-    """Quark's library has Quark's operators alone; a session of ours adds the others. Models that ONNX Runtime then writes name
-    Quark's domains and no others."""
+    """Quark's library has only Quark's operators; a session of this package adds the others. Models that ONNX Runtime then
+    writes name Quark's domains and no others."""
     code = f"""
 import sys
 import quark_numba.for_quark
@@ -203,8 +203,9 @@ onnxruntime.InferenceSession(other, ours)
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
-    """Two folders of models that Quark quantized: with our operators and without a compiler, and with the library that Quark
-    compiles. It stays where PyTorch keeps it, for the next tests. Both at once, as each keeps one core busy."""
+    """Two folders of models that Quark quantized: with this package's operators and without a compiler, and with the library
+    that Quark compiles. That library stays where PyTorch keeps it, for the next tests. Both run at once, as each keeps one core
+    busy."""
     ours, quarks = folders = [tmp_path_factory.mktemp(name) for name in ("ours", "quarks")]
     script, names = HERE / "quantize_models.py", (*CONFIGURATIONS, *FINE_TUNED)
     with ThreadPoolExecutor() as pool:
@@ -242,15 +243,15 @@ def test_default_configurations_quantize_without_a_compiler(quantized, model, na
 @pytest.mark.parametrize("name", [*CONFIGURATIONS, *FINE_TUNED])
 @pytest.mark.parametrize("model", MODEL_NAMES)
 def test_quantized_models_and_their_outputs_are_those_of_quarks_library(quantized, model, name):
-    """The files are equal byte for byte, those of fine-tuned models too, with their weights. Outputs are equal but for
-    the sign of zeros."""
+    """The files are equal byte for byte, those of fine-tuned models too, with their weights. Outputs are equal except for the
+    sign of zeros."""
     one, other = ((folder / f"{model}-{name}.onnx").read_bytes() for folder in quantized)
     assert one == other
     assert_same_but_for_zeros(*(np.load(folder / f"{model}-{name}.npy") for folder in quantized))
 
 
 def assert_same_but_for_zeros(actual, expected):
-    """Every bit is the same, but that +0 may be -0, and a NaN any other one."""
+    """Every bit is the same, except that +0 may be -0, and a NaN may be any other NaN."""
     oracle.assert_same_bits(
         *(np.where(each == 0, np.float32(0), np.where(np.isnan(each), np.float32("nan"), each)) for each in (actual, expected))
     )
@@ -445,7 +446,8 @@ def test_operators_in_pytorch():
 @with_compiler
 @compiled
 def test_operators_give_the_bits_of_quarks_library(torch_operators, tmp_path):
-    """But for the sign of zeros, and for tensors that are not contiguous: Quark's library cuts blocks in memory's order."""
+    """The results are those of Quark's library, except for the sign of zeros and for tensors that are not contiguous, which it
+    cuts into blocks in the order of memory."""
     import torch
 
     tensors = [np.asarray(sample, np.float32) for sample in samples()]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what tests of this folder need: make_environment.sh FOLDER. FOLDER gets NVIDIA's assembler of PTX, ptxas, from PyPI, for
+# Makes what tests of this folder need: make_environment.sh FOLDER. FOLDER gets the NVIDIA assembler of PTX, ptxas, from PyPI, for
 # Linux. It stays, and is made anew when this file changes.
 set -euo pipefail
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.compiled
 
 
 class FalseGpu:
-    """What `Gpu` does, without a GPU. If `flips`, the last byte of a kernel's first result is another one."""
+    """A stand-in for `Gpu`, without a GPU. If `flips` is True, the last byte of a kernel's first result is changed."""
 
     description = "a false card"
 
@@ -78,7 +78,7 @@ class FalseGpu:
 
 @pytest.fixture
 def few(monkeypatch):
-    """Of each family the cases of one kernel, compiled in this process."""
+    """The cases of one kernel of each family, compiled in this process."""
 
     def cases(families):
         chosen = []

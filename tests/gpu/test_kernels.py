@@ -1,4 +1,4 @@
-"""What kernels for GPUs have in common: names, launches, and that nothing of them is loaded without need."""
+"""Properties of all kernels for GPUs: their names, their launches, and that they are loaded only when needed."""
 
 import pytest
 from gpu_keys import BLOCK_KEYS, LINEAR_KEYS, format_of
@@ -61,7 +61,7 @@ def _is_wrong(work_address, block, thread):
 @pytest.mark.parametrize(
     ("template", "error", "message"),
     [
-        (_raises, RuntimeError, "^kernel may raise an exception, which has no place elsewhere$"),
+        (_raises, RuntimeError, "^kernel may raise an exception, which cannot be handled elsewhere$"),
         (_allocates, RuntimeError, "^kernel calls NRT_Allocate, which a GPU lacks$"),
         (_is_wrong, TypingError, "text"),
     ],

@@ -1,4 +1,4 @@
-"""Nodes of CUDA's provider in sessions, with an emulated driver, against those of the CPU's provider: the same bits."""
+"""Nodes of the CUDA provider in sessions, with an emulated driver, against those of the CPU provider: the same bits."""
 
 import ctypes
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.compiled
 
 
 def both(model, **feeds):
-    """Return y of a session with the CPU's nodes and of one with a GPU's, and the launches of the second."""
+    """Return y of a session with nodes for the CPU and of one with nodes for a GPU, and the launches of the second."""
     expected = run(session(model), **feeds)
     with emulated_driver() as driver:
         return expected, run(session(model), **feeds), driver.launches
@@ -52,7 +52,8 @@ LINEAR = [
 
 
 def operator_of(operation, name, has_blocks):
-    """Return an operator of Quark or of the package for float32 and codes of an element type, None if there is none."""
+    """Return an operator of Quark or of the package for float32 and codes of an element type, or None if there is no such
+    operator."""
 
     def codes(overload):
         return {"quantize": overload.outputs[0], "dequantize": overload.inputs[0]}.get(operation, overload.inputs[-1])
@@ -155,7 +156,7 @@ def test_regions_of_blocks(shape, other, axis):
 
 @pytest.mark.slow
 def test_a_region_with_more_loops_than_a_kernel_has():
-    """A region with more loops than a kernel has gets an error from the run. The optimizer writes none."""
+    """A region with more loops than a kernel has gets an error from the run. The optimizer does not write such regions."""
     shape = [2, 3, 2, 3, 2]
     program = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
     node = onnx.helper.make_node("Region", ["x", "w"], ["y"], domain="quark_numba", program=program)

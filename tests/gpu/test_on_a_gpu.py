@@ -1,4 +1,4 @@
-"""Sessions on a GPU of NVIDIA's, with onnxruntime-gpu. Without a GPU they are skipped."""
+"""Sessions on an NVIDIA GPU, with onnxruntime-gpu. Without a GPU they are skipped."""
 
 import json
 import threading
@@ -109,7 +109,7 @@ def test_other_models(name):
 
 
 def test_io_binding_and_a_graph_of_cuda():
-    """A graph of CUDA replays the launches with the tensors' addresses of the first run."""
+    """A CUDA graph replays the launches with the addresses of the tensors in the first run."""
     model = text_model(f"(float[64, 5] x) => (float[64, 5] y) {{ {PAIR} }}", s=np.float32(0.1), z=np.int8(0))
     options = session_options()
     quark_numba.register(options)

@@ -55,7 +55,7 @@ def test_what_a_node_means(operator):
     inputs = {parameter.name: Input(parameter.name, operator.types[parameter.variable][-1]) for parameter in operator.inputs}
     required = {each.name: 1 for each in operator.attributes if each.default is None}
     if "form" in required:
-        required["form"] = "bipolar"  # its only parameter stands for all inputs behind x
+        required["form"] = "bipolar"  # its only parameter stands for all inputs after x
     meaning = operator.meaning([*inputs.values()], operator.values(required))
     assert meaning.x is inputs["x"]
     if isinstance(meaning, FakeQuantize):

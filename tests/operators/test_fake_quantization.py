@@ -1,4 +1,4 @@
-"""The operators of QONNX and of MCT against their oracles: of the families of fake quantization and of tables."""
+"""The operators of QONNX and of MCT, in the families of fake quantization and of tables, against their oracles."""
 
 import ml_dtypes
 import numba
@@ -303,7 +303,7 @@ def test_constants_are_folded(operator):
 @pytest.mark.parametrize("scale", [1, 0.1, -3, 1e-30, 1e38])
 @pytest.mark.parametrize("flags", [{"saturation": 1}, {"saturation": 0, "has_inf": 1}, {"saturation": 0, "has_nan": 1}])
 def test_minifloats_that_exceed_float32(flags, scale, bias):
-    """With 8 exponent bits the largest value may be more than float32 has."""
+    """With 8 exponent bits the largest value may be beyond float32."""
     x = np.array([3.4e38, -3.4028235e38, 3.3e38, 1.7e38, -1e38, 5.0, np.inf], f32)
     x = np.concatenate([x, x * f32(min(abs(scale), 1))])
     inputs = [x, f32(scale), f32(8), f32(4), f32(bias), f32(np.inf)]
@@ -443,7 +443,7 @@ def test_wrong_types(operator, inputs):
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["FixedPerTensorAffine", "FakeQuantizeLearnablePerchannelAffine"])
 def test_operators_of_mqbench_are_refused_by_name(name, tmp_path):
-    """MQBench's operators are refused by name, although they are in ONNX's own domain."""
+    """The operators of MQBench are refused by name, although they are in ONNX's own domain."""
     made = text_model(f"(float[] x, float[] s, int32[] z) => (float[] y) {{ y = {name} <quant_min = 0> (x, s, z) }}")
     with pytest.raises(quark_numba.ModelError, match=f"ai.onnx::{name}, which cannot run: it is a step of MQBench's export"):
         quark_numba.InferenceSession(made)

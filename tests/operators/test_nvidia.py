@@ -75,7 +75,7 @@ def test_random_nodes(name, seed):
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
 @pytest.mark.slow
 def test_large_nodes(name, threads):
-    """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
+    """No two threads write to the same byte, whatever the sizes of blocks and rows are."""
     rng = np.random.default_rng(0)
     cases = [
         ((300, 512), -1, 16),
@@ -95,7 +95,8 @@ def test_large_nodes(name, threads):
 
 
 def test_rows_of_blocks_are_divided_among_threads():
-    """Along another axis than the last, too: a row of blocks of packed codes is not one piece of work, however long it is."""
+    """The same holds along an axis other than the last: a row of blocks of packed codes is not a single piece of work, however
+    long it is."""
     code = """if True:
         from quark_numba.block import units
         from quark_numba.block.formats import NVIDIA_NVFP4
@@ -197,7 +198,7 @@ def test_models_declare_codes_as_uint8(declared, has_zero_point):
 @pytest.mark.compiled
 @pytest.mark.parametrize("declared", ["int4", "int8", "float32", "string"])
 def test_codes_of_other_types_are_refused(declared):
-    """A tensor of another type may have too little memory."""
+    """A tensor of another type is refused, as it may have too little memory."""
     inputs = [np.zeros(3, f32), f32(1)]
     made = one_node("TRT_FP8QuantizeLinear", inputs, {}, [np.zeros(3, FLOAT8)], declared)
     with pytest.raises(Exception, match="y is declared as another type; expected float8e4m3fn or uint8"):

@@ -1,4 +1,4 @@
-"""The oracles of QONNX's, MCT's and NVIDIA's operators against these vendors' own outputs. No test runs a kernel."""
+"""The oracles of the QONNX, MCT and NVIDIA operators against the outputs of these vendors' runtimes. No test runs a kernel."""
 
 from fractions import Fraction
 
@@ -53,7 +53,7 @@ def test_probes(operator, version):
 
 
 def test_probes_of_openvino():
-    """Each result has the bits that OpenVINO's reference gave, for all 24 nodes: ties, crossed limits, Inf."""
+    """Each result has the bits that the reference of OpenVINO gave, for all 24 nodes: ties, crossed limits, Inf."""
     probes = np.load(MODELS / "openvino" / "fake_quantize_probes.npz")
     for i in range(24):
         inputs = [probes[f"{i}_x{k}"] for k in range(5)]
@@ -190,7 +190,7 @@ def test_exponents_of_float_quant():
 
 
 def test_float_quant_by_casts():
-    """Results are those of casts of ml_dtypes, but for Inf, which gives NaN."""
+    """Results are those of casts of ml_dtypes, except for Inf, which gives NaN."""
     x = np.random.default_rng(1).integers(0, 2**32, 50_000, np.uint32).view(f32)
     x = np.concatenate([x, np.arange(-500, 500, 1 / 64, dtype=f32), f32s(-0.0, 2**-10, 3 * 2**-10, 464, 57344, 61440)])
     formats = [(ml_dtypes.float8_e4m3fn, 4, 3, 7, 448), (ml_dtypes.float8_e5m2, 5, 2, 15, 57344)]

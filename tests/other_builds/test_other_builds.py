@@ -1,4 +1,4 @@
-"""Builds of ONNX Runtime with other execution providers than the CPU's, whose libraries may be missing.
+"""Builds of ONNX Runtime with execution providers other than the CPU provider, whose libraries may be missing.
 
 `make_environment.sh` makes an environment for each build."""
 
@@ -31,8 +31,8 @@ pytestmark = [
 
 CPU = ["CPUExecutionProvider"]
 PROVIDERS = pytest.mark.parametrize("providers", [None, CPU, ALL], ids=["default", "CPU", "all"])
-only_cuda = pytest.mark.skipif(CUDA not in ALL, reason="of CUDA's provider")
-only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="of OpenVINO's provider")
+only_cuda = pytest.mark.skipif(CUDA not in ALL, reason="needs the CUDA provider")
+only_openvino = pytest.mark.skipif(not IS_OPENVINO, reason="needs the OpenVINO provider")
 MODEL = MODELS / "textline_cls_bf16.onnx"
 
 
@@ -74,7 +74,7 @@ def test_standard_operators_on_the_cpu(name):
 
 @only_cuda
 def test_operators_of_two_providers(monkeypatch):
-    """Where there is a driver, an operator is registered for CUDA's provider, too. The CPU's runs its own."""
+    """With a driver, an operator is also registered for the CUDA provider. The CPU provider runs its own."""
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace())
     monkeypatch.setattr(native.REGISTRY, "_domains", {})
     options = session_options()
@@ -97,7 +97,7 @@ def test_sessions_without_a_driver(caplog):
 
 
 def quantized(element_type, scale, axis=None):
-    """Return what a session with OpenVINO's provider and a drop-in session make of values."""
+    """Return the outputs of a session with the OpenVINO provider and of a drop-in session for the same values."""
     rng = np.random.default_rng(0)
     scales = np.resize(np.float32(scale), (8, 1))
     ties = (np.arange(-300, 300) + 0.5).astype(np.float32) * scales
@@ -122,7 +122,7 @@ def quantized(element_type, scale, axis=None):
 @pytest.mark.parametrize("element_type", ["int8", "uint16", "uint32", "bfloat16", "float16"])
 @pytest.mark.parametrize("scale", [1, 0.1, np.geomspace(0.1, 9, 8)], ids=["1", "0.1", "per axis"])
 def test_openvino(element_type, scale):
-    """The nodes stay operators of this package, which the CPU's provider runs: every bit is the same."""
+    """The nodes stay operators of this package, which the CPU provider runs, so every bit is the same."""
     y, expected = quantized(element_type, scale, None if np.ndim(scale) == 0 else 0)
     assert np.array_equal(y, expected, equal_nan=True)
     assert np.array_equal(np.signbit(y), np.signbit(expected))
@@ -131,7 +131,7 @@ def test_openvino(element_type, scale):
 @only_openvino
 @pytest.mark.parametrize("element_type", ["int8", "uint8", "uint16"])
 def test_codes_with_openvino(element_type):
-    """Quantize and dequantize nodes that are not next to each other run with OpenVINO's provider."""
+    """Quantize and dequantize nodes that are not adjacent run with the OpenVINO provider."""
     zero_point = np.array(5, element_type)
     text = "q = ExtendedQuantizeLinear (x, s, z)  r = Reshape (q, n)  y = ExtendedDequantizeLinear (r, s, z)  c = Identity (q)"
     number = find(element_type).number
@@ -148,7 +148,7 @@ def test_codes_with_openvino(element_type):
 
 @only_openvino
 def test_a_model_that_openvino_refuses(caplog):
-    """ONNX Runtime gives the provider nodes on both sides of one of the CPU's, as one part."""
+    """ONNX Runtime gives the provider, as one part, nodes on both sides of a node that the CPU provider runs."""
     text = "h = MatMul (x, w)  p = Pair (h, s, z)  m = MatMul (p, w)  y = MatMul (m, h)"
     weight = np.random.default_rng(1).normal(0, 1, (4, 4)).astype(np.float32)
     scale = {"s": np.float32(0.3), "z": np.int8(0)}
@@ -176,7 +176,7 @@ def test_kept_models(providers, tmp_path):
 
 @PROVIDERS
 def test_optimized_models(providers, tmp_path):
-    """OpenVINO's provider needs shapes, which sessions write."""
+    """The OpenVINO provider needs shapes, which sessions write."""
     quark_numba.optimize(MODEL, tmp_path / "m.onnx")
     assert_near(quark_numba.InferenceSession(tmp_path / "m.onnx", providers=providers), "bf16")
 
@@ -192,7 +192,7 @@ def test_drop_in_sessions(qdq):
 
 @PROVIDERS
 def test_operators_of_onnx(providers):
-    """With other providers, nodes of ONNX's own operators stay theirs."""
+    """With other providers, nodes of ONNX's own operators stay as they are."""
     x, _ = expected_of("bf16")
     ours = quark_numba.InferenceSession(MODELS / "textline_cls_a8w8.onnx", providers=providers).run(None, {"x": x})[0]
     theirs = onnxruntime.InferenceSession(str(MODELS / "textline_cls_a8w8.onnx"), providers=providers).run(None, {"x": x})[0]

@@ -99,7 +99,7 @@ check("uint16", size=5_000)
 
 
 def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
-    """One line of the log that Python shows by default, when a session needs a function that has to be compiled."""
+    """When a session needs a function that has to be compiled, it logs one line, which Python shows by default."""
     caplog.set_level("INFO", "quark_numba.compiling")
     monkeypatch.setattr(cache, "_waiting", set())
     compiled = cache._File("f")
@@ -114,7 +114,7 @@ def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
 
 @pytest.mark.parametrize("damage", ["none", "truncated", "foreign"])
 def test_a_text_is_kept_as_functions_are(damage, monkeypatch, tmp_path):
-    """The second time it is read, unless its file is damaged; for another machine it is made."""
+    """The second time a text is read, unless its file is damaged or it is for another machine."""
     monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
     assert cache.kept_text("text_0123456789ab", ("machine",), lambda: "first") == "first"
     (path,) = tmp_path.glob("*.kernel")
@@ -128,7 +128,7 @@ def test_a_text_is_kept_as_functions_are(damage, monkeypatch, tmp_path):
 
 
 def test_a_text_that_cannot_be_kept_is_made_each_time(monkeypatch, tmp_path):
-    """Without a digest of its sources, and in a folder that cannot be written to."""
+    """A text is made each time without a digest of its sources, and in a folder that cannot be written to."""
     monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
     assert [cache.kept_text("text_", (), lambda text=text: text) for text in "ab"] == ["a", "b"]
     monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True, "read-only"))
@@ -150,7 +150,7 @@ def test_a_first_session_is_not_silent(tmp_path):
 
 @pytest.mark.slow
 def test_nowhere_to_write(tmp_path):
-    """Neither the package's folder nor the user's can be written to. Kernels are compiled without a cache."""
+    """Neither the folder of the package nor that of the user is writable. Kernels are compiled without a cache."""
     package = tmp_path / "package" / "quark_numba"
     shutil.copytree(Path(quark_numba.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     # The cache would be in a folder __pycache__ of the package, or in the user's cache. Files are in the way of both.
@@ -208,7 +208,7 @@ def test_the_users_folder(system, variable, expected, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other lists of users")
 @pytest.mark.parametrize("home", [None, "relative"])
 def test_a_user_without_a_home(home, monkeypatch, tmp_path):
-    """As in a container with any number of a user. Nothing is kept below the current folder."""
+    """The user has an arbitrary ID, as in a container. Nothing is kept below the current folder."""
     import pwd
 
     def unknown(_):
@@ -325,7 +325,7 @@ def test_a_link_in_the_place_of_a_file(place, tmp_path):
 @posix
 @pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
 def test_a_folder_to_which_others_can_write(mode, place, caplog):
-    """If it is this user's, they no longer can. A warning tells what was."""
+    """If others can write to a folder of this user, that right is withdrawn from them, and a warning says so."""
     place.mkdir()
     place.chmod(mode)
     assert cache.place() == (place, True, "")
@@ -356,7 +356,7 @@ FOREIGN = {
 @pytest.mark.compiled
 @pytest.mark.parametrize("cause", FOREIGN)
 def test_a_folder_that_is_not_used(cause, place, monkeypatch, caplog):
-    """Kernels are compiled in memory. One warning names the folder, the reason and what to set."""
+    """Kernels are compiled in memory. One warning names the folder, the reason and the remedy."""
     if "another" in cause and os.getuid():
         pytest.skip("only root can give files away")
     place.mkdir()
@@ -405,7 +405,7 @@ def refused(**_):
 
 @posix
 def test_the_packages_folder_if_others_can_write_to_it(monkeypatch, tmp_path):
-    """The package's folder stays as it is, since it is Python's, and kernels are in the user's cache."""
+    """The folder of the package stays as it is, since it belongs to Python, and kernels are in the cache of the user."""
     beside = tmp_path / "__pycache__"
     beside.mkdir()
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
@@ -438,7 +438,7 @@ def test_access_lists_of_windows(text, expected):
     assert access_list.writers(text, USER) == expected
 
 
-@pytest.mark.skipif(os.name != "nt", reason="Windows' access lists")
+@pytest.mark.skipif(os.name != "nt", reason="needs the access lists of Windows")
 def test_a_folder_of_this_user_on_windows(tmp_path):
     text = access_list._text_of(tmp_path)
     assert access_list.writers(text, access_list._this_user()) == []

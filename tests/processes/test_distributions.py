@@ -134,7 +134,7 @@ def test_bytecode_alone(tmp_path):
 
 
 def test_code_alone(tmp_path):
-    """The digest is the same in each process, whatever the process has besides, and another one for other code."""
+    """The digest is the same in each process, whatever else the process has, and differs for other code."""
     copied(tmp_path)
     (kernels, package), *others = (
         printed(f"{begin}\n{CODE_ALONE}", tmp_path, PYTHONHASHSEED=seed)
@@ -168,7 +168,7 @@ def test_the_order_of_a_set_does_not_count():
 
 
 def test_a_module_without_a_file():
-    """The kernel of a notebook's operator is not kept, as what it depends on is unknown."""
+    """The kernel of an operator in a notebook is not kept, because the code that it depends on is unknown."""
     assert cache.digest("__main__") == ""
     assert cache.digest("no_such_module") == ""
     assert cache._File("compute_").cache_path is None

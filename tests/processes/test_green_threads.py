@@ -1,4 +1,4 @@
-"""Sessions and calls on arrays in the green threads of eventlet and gevent, in a process of its own with an empty cache."""
+"""Sessions and calls on arrays in green threads of eventlet and gevent, in a separate process with an empty cache."""
 
 import pytest
 from paths import MODELS

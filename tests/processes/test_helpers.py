@@ -31,7 +31,7 @@ def _two_processes(monkeypatch):
 
 
 def compile_something():
-    """What this process does before it compiles a function that is not in the cache."""
+    """Call what this process calls before it compiles a function that is not in the cache."""
     for each in [*cache.before_compiling]:
         each()
 
@@ -192,7 +192,7 @@ def test_a_helper_imports_nothing_from_the_current_folder(tmp_path):
 
 
 def test_the_folders_of_modules(monkeypatch):
-    """Relative ones are left out. That of the package comes first if it was found by one of them."""
+    """Relative folders are left out. That of the package comes first if a relative folder led to it."""
     own, here = os.path.dirname(os.path.dirname(quark_numba.__file__)), os.path.abspath("here")
     monkeypatch.setattr(sys, "path", ["", here, ".", "there", own, "../elsewhere"])
     assert helpers_module._folders(own) == [here, own]

@@ -1,5 +1,5 @@
-"""Helpers of processes that begin, live and end in odd ways: none survives, none hangs, and none runs or writes what its
-process would not."""
+"""Helpers of processes that begin, live and end in odd ways: helpers do not survive or hang, and do not run or write anything
+that their process would not."""
 
 import os
 import random
@@ -69,7 +69,7 @@ def running(mark):
 
 @pytest.fixture
 def mark():
-    """The mark of the processes of a test, of which none may be left."""
+    """The mark of the processes of a test, all of which have to end."""
     value = uuid.uuid4().hex
     yield value
     survivors = left(value)
@@ -151,7 +151,7 @@ def test_another_executable(executable, mark, tmp_path):
 @sizes("count", 1, slow=4, exhaustive=100)
 @pytest.mark.by_default(1)
 def test_a_process_that_is_killed(number, count, mark):
-    """No helper outlives it, at whatever moment it is killed."""
+    """Helpers do not outlive a killed process, at whatever moment it is killed."""
     # Whoever runs the tests may ignore signals, as nohup does, and their children inherit that.
     heed = "signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL)"
     code = f"{PROGRAM.format(path='')}{heed}; print(flush=True); go(SLEEP)"

@@ -14,7 +14,7 @@ pytestmark = [
     ),
 ]
 
-# Sessions in forks of a process that has none. Each has to give the bits of a session without a cache.
+# Sessions in forks of a process without sessions. Each has to give the bits of a session without a cache.
 FORKS = """
 import json, random, shutil, signal
 from pathlib import Path
@@ -123,8 +123,8 @@ for number in range({count}):
 @pytest.mark.slow
 @sizes("steps", 2, slow=8, exhaustive=100)
 def test_less_room_than_a_model_needs(steps, tmp_path):
-    """Whatever file the system refuses, a session has the right results. What is kept is what is kept with enough room. There
-    is room for the package's library."""
+    """Whichever file the system refuses, a session has the right results. A kept model is the same as with enough space. There
+    is space for the package's library."""
     run_forks(
         f"""
 import resource

@@ -311,8 +311,8 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
 
 
 def dialect_nodes():
-    """Yield every operator of QONNX's, MCT's, OpenVINO's and NVIDIA's, under its newest name, with a function that
-    returns a random node for a seed: its inputs, the outputs and a model."""
+    """Yield every operator of QONNX, MCT, OpenVINO and NVIDIA, under its newest name, with a function that returns a random
+    node for a seed: its inputs, the outputs and a model."""
     for operator in (*qonnx.OPERATORS, *mct.OPERATORS, *openvino.OPERATORS):
         if not operator.newer_name:
             yield pytest.param(functools.partial(of_qonnx_or_mct, operator), id=operator.name)

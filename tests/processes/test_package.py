@@ -30,7 +30,7 @@ def test_import_loads_neither_numba_nor_onnxruntime():
 
 
 def test_what_modules_define_has_its_value_there():
-    """No name at the top of a module is None, for others to set: a reader finds what it is."""
+    """No name at the top of a module is None until another module sets it, so that a reader finds its value."""
     for path in Path(quark_numba.__file__).parent.rglob("*.py"):
         for line in ast.parse(path.read_text(encoding="utf-8")).body:
             value = getattr(line, "value", None) if isinstance(line, ast.Assign | ast.AnnAssign) else line
@@ -99,7 +99,7 @@ quark_numba.register(onnxruntime.SessionOptions())
 @pytest.mark.skipif(os.name == "nt", reason="it makes symbolic links")
 @pytest.mark.slow
 def test_another_package_provides_onnx_runtime(tmp_path):
-    """All packages of this environment, but that ONNX Runtime is of another name: no requirement is missing, sessions work."""
+    """In an environment in which ONNX Runtime has another package name, no requirement is missing, and sessions work."""
     import onnxruntime
 
     site = tmp_path / "site"
@@ -140,7 +140,7 @@ def test_dir():
 
 
 def test_exceptions_are_public():
-    """What a caller may want to catch has a public name, which loads no other library."""
+    """Exceptions that a caller may want to catch have public names, which load no other library."""
     raised = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
     names = {error.__name__ for error in raised}
     assert names - {*quark_numba.__all__} == {"MissingFolderError"}  # a WriteError and a FileNotFoundError
@@ -195,8 +195,8 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 @needs_extensions
 def test_a_system_without_what_linux_has():
-    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc, and that of PyTorch's
-    operators. Calls, and sessions of both backends, give the right results."""
+    """Every module can be imported, except the one for clusters, because psutil, which dask needs, reads /proc, and the one of
+    the PyTorch operators. Calls, and sessions of both backends, give the right results."""
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):

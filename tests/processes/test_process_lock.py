@@ -68,7 +68,7 @@ def test_another_lock_is_free(hold, tmp_path, monkeypatch):
 
 
 def test_who_holds_a_lock_waits_for_no_other(hold, tmp_path, monkeypatch):
-    """Two processes that need each other's would wait for ever."""
+    """Two processes that need each other's lock would wait forever."""
     hold("a")
     monkeypatch.setattr(process_lock, "_PATIENCE", 1e9)
     with locked(tmp_path, "b"):
@@ -92,7 +92,7 @@ with process_lock.locked(Path({str(folder)!r}), {name!r}) as has_waited:
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
 @pytest.mark.parametrize("of", ["a pipe", "another user"])
 def test_a_file_that_is_not_used(of, tmp_path, monkeypatch):
-    """Opening a pipe might wait for ever, and another user might keep the locks of his file."""
+    """Opening a pipe might wait forever, and another user might keep the locks of a file."""
     if of == "a pipe":
         os.mkfifo(tmp_path / process_lock.FILE)
     else:

@@ -1,4 +1,4 @@
-"""Signal handlers that raise, as that of Ctrl-C does, at random moments."""
+"""Signal handlers that raise, as the one for Ctrl-C does, at random moments."""
 
 import signal
 

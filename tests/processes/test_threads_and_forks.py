@@ -1,4 +1,4 @@
-"""Threads, forked children and freed memory, each in a process of its own."""
+"""Threads, forked children and freed memory, each in a separate process."""
 
 import multiprocessing
 import os
@@ -45,7 +45,7 @@ with ThreadPoolExecutor(8) as threads:
 @pytest.mark.parametrize("layer", ["tbb", "default"])
 @pytest.mark.slow
 def test_tbb_does_not_warn_at_a_fork(layer):
-    """TBB warns if another thread forks than the one that started it, and can then not stop its threads."""
+    """TBB warns if a thread other than the one that started it forks, and then cannot stop its threads."""
     code = """
 import os, numba, numpy as np
 from quark_numba import quantize
@@ -211,7 +211,7 @@ FIRST_CALLS = {
 @pytest.mark.parametrize("call", FIRST_CALLS.values(), ids=FIRST_CALLS)
 @pytest.mark.by_default(1)
 def test_a_fork_while_another_thread_imports_what_its_first_call_needs(call, milliseconds, tmp_path):
-    """The child would wait for ever for the imports that the thread had begun."""
+    """The child would wait forever for the imports that the thread had begun."""
     code = f"""
 import os, signal, sys, threading, time
 import numpy as np, quark_numba

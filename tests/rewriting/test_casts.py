@@ -121,7 +121,7 @@ def test_casts_that_stay(case):
 
 
 def test_options_with_which_casts_stay():
-    """Another execution provider may run them, and without the native backend nothing runs what would replace them."""
+    """Casts stay if another execution provider may run them, or if there is no native backend to run their replacement."""
     before = model([*pair("x", "a"), "y = Relu (a)"], INPUTS, ["y"], opset=17)
     for options in ({"qdq": "onnxruntime"}, {"regions": False}):
         assert operators(optimize(before, **options)) == ["Cast", "Cast", "Relu"]

@@ -1,4 +1,4 @@
-"""The pass `channels_last`: QONNX's nodes with channels on the last axis become ONNX's own, with the same bits."""
+"""The pass `channels_last`: QONNX nodes with channels on the last axis become nodes of ONNX, with the same bits."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def node(operator, inputs, output="y", *, domain=DOMAIN, **attributes):
 
 
 def of_conv(rank, group=1, bias=True):
-    """Return the constants of a Conv of 4 channels, in ONNX's layout."""
+    """Return the constants of a Conv of 4 channels, in the layout of ONNX."""
     w = {"w": RNG.normal(0, 1, (6, 4 // group, *[3, 2, 2][: rank - 2]))}
     return w | ({"b": RNG.normal(0, 1, 6)} if bias else {})
 
@@ -58,7 +58,7 @@ CASES = {
 @pytest.mark.parametrize("has_shape", [True, False])
 @pytest.mark.by_default(8)
 def test_nodes(case, has_shape):
-    """A node gives the bits of ONNX's own on moved axes."""
+    """A node gives the bits of the node of ONNX on moved axes."""
     name, rank, constants, attributes = CASES[case]
     x = RNG.normal(0, 1, (2, *SPATIAL[: rank - 2], 4)).astype(np.float32)
     own = model(
@@ -85,7 +85,7 @@ def test_nodes(case, has_shape):
 @pytest.mark.compiled
 @pytest.mark.by_default(1)
 def test_models_that_qonnx_wrote(path):
-    """They give what QONNX's executor gave, up to a step of the last quantizer where sums are added in another order."""
+    """Models give the outputs of QONNX's executor, up to a step of the last quantizer where sums are added in another order."""
     feeds, (expected,) = expectation(path)
     after = optimize(path)
     assert {each.domain for each in after.graph.node} <= {"", "quark_numba"}
@@ -120,7 +120,7 @@ def test_transposes_between_two_nodes_are_left_out():
 
 @pytest.mark.parametrize("where", ["graph", "branch", "function"])
 def test_where_nodes_are(where):
-    """ONNX Runtime names the operator in a drop-in session, and the package says which way there is."""
+    """ONNX Runtime names the operator in a drop-in session, and the package says how to run it."""
     pool = node("MaxPool", ["x"], "y", kernel_shape=[2, 2])
     source = model([pool], ["x", ("flag", "bool", [])], ["y"], domains=["l", DOMAIN], opset=17)
     if where == "branch":
@@ -141,7 +141,7 @@ def test_where_nodes_are(where):
 
 
 def test_nodes_that_cannot_be_rewritten(tmp_path):
-    """They are refused by name. If a session fails for another reason, that is what it says."""
+    """Such nodes are refused by name. If a session fails for another reason, its message gives that reason."""
     unknown = model(
         [node("BatchNormalization", ["x", *OF_BATCHES], name="culprit")], ["x"], ["y"], initializers=floats(**OF_BATCHES)
     )

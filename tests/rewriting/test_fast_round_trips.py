@@ -15,8 +15,8 @@ SCALES = [1.0, 0.0371, 2.0**-9, 3e-38, -0.7, 0.0, np.inf]
 
 
 def mismatches(name):
-    """Return the function (scale, lower bits) -> how many of the float32 numbers with these lower 16 bits differ; None: the
-    fast round trip refuses the scale."""
+    """Return the function (scale, lower bits) -> how many of the float32 numbers with these lower 16 bits differ, or None if
+    the fast round trip refuses the scale."""
     key = select("quantize_dequantize", FLOAT32, FLOAT32, find(name), FLOAT32, saturate=True)
     (fast, takes), exact = fast_round_trip(key), converter(key)
     zero = key.zero_point_dtype(0)

@@ -194,8 +194,8 @@ def test_other_functions_stay():
 
 
 def test_opsets():
-    """A function with another opset than the model is inlined if its operators are the same in both opsets. Otherwise it stays,
-    with all functions that it calls, and their quantization nodes are listed."""
+    """A function whose opset differs from that of the model is inlined if its operators are the same in both opsets. Otherwise
+    it stays, with all functions that it calls, and their quantization nodes are listed."""
     text = f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = l.QAct (a, s, z) }}"
     relu = "F (x, s, z) => (y) { n = Relu (x) y = l.QAct (n, s, z) }"
     check(text, relu, ACT, imports='"" : 17', calls={"l::F": 1, "l::QAct": 2})

@@ -217,7 +217,7 @@ def test_clips_of_codes(always, clips, zero_point, is_clipped, activations):
 
 
 def test_a_group_of_int8_becomes_uint8(always):
-    """Only the nodes at its borders are left of those that quantize."""
+    """Of the quantization nodes, only those at the borders of the group are left."""
     layers = Layers("int8")
     x = layers.input("x", IMAGE)
     y = layers.quantized(layers.put("Conv", x, layers.weight((6, 6, 1, 1))[0]), "y", 64, 0)
@@ -274,7 +274,7 @@ def test_sums_of_no_products(always):
 
 @pytest.mark.parametrize("kind", ["Conv", "Gemm"])
 def test_scales_along_the_other_axis(always, kind):
-    """All scales are the same, but there are as many as inputs."""
+    """All scales are the same, but each input has one."""
     layers = Layers()
     shape, x = ((8, 6, 1, 1), IMAGE) if kind == "Conv" else ((24, 9), ROWS)
     w, scale = layers.weight(shape, axis=1 if kind == "Conv" else 0, scales=[0.25])

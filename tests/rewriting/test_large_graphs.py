@@ -45,7 +45,7 @@ def functions(count):
 
 
 def work(source):
-    """Return the number of calls of functions, Python's and others, in optimizing a model. It depends on no clock."""
+    """Return the number of function calls, of Python and others, when a model is optimized. It does not depend on a clock."""
     calls = 0
 
     def count(frame, event, argument):

@@ -42,7 +42,7 @@ def test_casts(kernels):
 
 @pytest.mark.parametrize("domain", ["", "ai.onnx", "com.microsoft"])
 def test_quantize_and_dequantize(kernels, domain):
-    """ONNX Runtime casts float16 to float32 in front of a node that has kernels of that alone."""
+    """ONNX Runtime casts float16 to float32 before a node that has kernels for float32 only."""
     versions = [each for each in VERSIONS if not each.domain]
     for name, codes, scale in {(v.name, codes, scale) for v in versions for codes in v.quantized for scale in v.scale}:
         operator = OPERATORS.find("", name)

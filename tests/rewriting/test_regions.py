@@ -105,7 +105,7 @@ def test_each_step_has_its_functions():
 @pytest.mark.by_default(2)
 def test_steps_give_what_onnx_runtime_gives(name, is_first):
     """Each step comes before or after a round trip through bfloat16. The inputs are all pairs of special values, and random
-    values. Their length is no multiple of a vector's."""
+    values. Their length is not a multiple of the vector length."""
     random = np.random.default_rng(1).integers(0, 2**32, (2, 5003), np.uint32).view(np.float32)
     x, other = np.concatenate([GRID.reshape(2, -1), random], axis=1)
     other[np.isnan(other) & np.isnan(x)] = 1  # of two NaNs, either may be the result
@@ -179,8 +179,8 @@ def test_broadcasts(shapes, is_turned):
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_every_type_and_axis(name, axis):
-    """Regions round to every type along every axis. Some scales have a reciprocal that can be used, others have none. Some zero
-    points are not 0."""
+    """Regions round to every type along every axis. Some scales have a usable reciprocal, others do not. Some zero points are
+    not 0."""
     x = np.concatenate([SPECIAL, np.random.default_rng(3).normal(0, 50, 4 * 5 * 301 - SPECIAL.size).astype(np.float32)])
     x = x.reshape(4, 5, 301)
     for scales, low in [([0.3, 2.0, 1e-5], 0), ([1.0], 0), ([2.0**-70, 0.7, 1e30], 1), ([0.3], 1)]:
@@ -260,7 +260,7 @@ def test_real_models_have_regions(variant):
     after = optimize(onnx.load(textline.path_of(variant)))
     assert "Region" in operators(after)
     assert not {"Add", "Mul", "Div", "Clip", "HardSigmoid"} & set(operators(after))
-    # ONNX Runtime fuses a Relu behind a convolution into the convolution.
+    # ONNX Runtime fuses a Relu after a convolution into the convolution.
     convolutions = {node.output[0] for node in after.graph.node if node.op_type == "Conv"}
     assert {node.input[0] for node in after.graph.node if node.op_type == "Relu"} <= convolutions
 
@@ -742,7 +742,7 @@ def test_other_inputs_than_those_of_the_program(types, message):
 
 
 def test_the_list_of_loops():
-    """Blocks stay as they are behind a Clip whose bounds are values of their format: then one loop replaces two."""
+    """Blocks stay as they are after a Clip whose bounds are values of their format, so that one loop replaces two."""
     add = [Load(0, "x0"), Load(1, "x1"), Apply(0), Store(2, "y")]
     assert exact_parts(parse(ADD)) == ([add], 0)
     blocks = "com.amd.quark.BFPQuantizeDequantize <axis: int = -2>"

@@ -92,7 +92,7 @@ def test_round_trips_that_stay(source):
 
 
 def test_an_output_of_a_float_type_stays():
-    """-0 would be left where the second round trip gives 0. An integer type gives no -0."""
+    """A -0 would be left where the second round trip gives 0. An integer type does not give -0."""
     for name, count in (("float16", 0), ("int8", 1)):
         source = repeated(MOVES["concat"], name, 1.0, behind="Reshape (z, shape)")
         source.graph.output[0].name = "u"

@@ -143,7 +143,7 @@ SATURATED = [key for key in TABLE if key.operation == "quantize_dequantize" and 
 @pytest.mark.parametrize("key", SATURATED, ids=key_id)
 @pytest.mark.by_default(2)
 def test_floats_for_webgpu(key):
-    """Neither a Cast, nor a Clip, which might lose NaN."""
+    """The form has neither a Cast nor a Clip, which might lose NaN."""
     name = key.quantized.name
     for scale, number in [(1, 0), (0.1, 0), (-3, -1), (1e30, 0), (np.inf, 0), (np.nan, 0)]:
         scale, zero_point = np.array(scale, np.float32), samples.zero_points(name)[number]

@@ -70,7 +70,7 @@ def assert_right(operator, attributes, x, levels=LEVELS, **given):
 
 def ties(block, bits):
     """Return blocks of all exponents that float32 has. Their elements are ties of numbers of so many bits, and their
-    neighbours, up to the power behind the largest number."""
+    neighbours, up to the power of two after the largest number."""
     rng = np.random.default_rng(block + bits)
     numbers = rng.integers(0, 2**bits, (277, max(block - 2, 1))) + 0.5
     numbers = np.concatenate([numbers, np.full((277, 1), 2**bits - 0.5), rng.integers(2 ** (bits - 1), 2**bits, (277, 1))], 1)
@@ -123,7 +123,7 @@ OF_SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.by_default(4)
 def test_shapes(operator, name, shape):
-    """All lengths are known, none is, or some are. A run of a model with several unknown lengths takes no x without
+    """All, some or none of the lengths are known. A run of a model with several unknown lengths refuses an x without
     elements."""
     x = values(shape, "float32", len(shape))
     for axis in axes(shape) if len(shape) > 1 else [0, -1] if shape else [0]:
@@ -199,7 +199,7 @@ def test_reasons():
         assert list(optimized(source, operators="standard").left) == [("com.amd.quark::BFPQuantizeDequantize", reason)]
 
 
-# NVIDIA's formats.
+# The formats of NVIDIA.
 
 
 def nvidia_model(name, inputs, attributes, *, is_constant):
@@ -272,7 +272,7 @@ def test_unknown_lengths_of_codes():
 
 
 def test_reference_evaluator():
-    """It has Cast to float4e2m1, which ONNX Runtime lacks."""
+    """The form has a Cast to float4e2m1, which ONNX Runtime lacks."""
     x = values((3, 70), "float32")
     for operator, name in OF_SHAPES:
         attributes = attributes_of(operator, name, 0)
@@ -292,7 +292,7 @@ def test_reference_evaluator():
 
 @pytest.mark.parametrize("name", ["BFP16", "MX9", "fp8_e4m3, 32"])
 def test_between_products(name):
-    """ONNX Runtime fuses a constant factor of one element beside a MatMul into it. There is none."""
+    """The form has no constant factor of one element beside a MatMul, which ONNX Runtime would fuse into it."""
     operator = BFP_OPERATOR if name in BFP else MX_OPERATOR
     rng = np.random.default_rng(4)
     node = helper.make_node(operator.name, ["a"], ["b"], domain=operator.domain, **attributes_of(operator, name, 0))
@@ -320,7 +320,7 @@ def test_real_models(variant):
 
 
 def test_nodes_of_block_floating_point():
-    """No Transpose, no comparison, and neither Shape nor Pad where the lengths are known."""
+    """The form has no Transpose and no comparison, and neither Shape nor Pad where the lengths are known."""
     standard = standard_of(BFP_OPERATOR, BFP["BFP16"] | {"axis": 1}, values((2, 64, 9), "float32"))
     counts = collections.Counter(operators(standard))
     once = dict.fromkeys(("ReduceMin", "Neg", "Div", "Floor"), 1)
@@ -391,7 +391,7 @@ SMALL_FLOATS = [
 
 @pytest.mark.parametrize("name", SMALL_FLOATS)
 def test_nearest(name):
-    """Ties, their neighbours, and what saturates. NaN stays, whether or not the type has it."""
+    """Ties, their neighbours, and numbers that saturate. NaN stays, whether or not the type has it."""
     x = samples.floats(name, 1.0, 0)
     element_type = find(name)
     with np.errstate(all="ignore"):

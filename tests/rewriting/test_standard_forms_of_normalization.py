@@ -16,7 +16,7 @@ f32 = np.float32
 
 
 def is_exact(x):
-    """Whether the form has every bit: no square is rounded, and no NaN has bits that the kernel makes another number."""
+    """Return whether the form has every bit: no square is rounded, and no NaN has bits that the kernel makes another number."""
     bits = x.view(np.uint32) & 0x7FFFFFFF
     is_number_for_kernel = np.isnan(x) & ((bits <= 0x7F808000) | (bits >= 0x7FFF8000))
     return not np.any(is_number_for_kernel | ((abs(x) < 2.0**-67) & (x != 0)))

@@ -40,7 +40,7 @@ def test_models(path):
 
 @pytest.mark.parametrize("is_constant", [True, False])
 def test_scales_that_are_exponents(is_constant):
-    """TensorRT's tensors of uint8 hold powers of two by their exponents: computed scales, and constants."""
+    """The uint8 tensors of TensorRT hold the exponents of powers of two: computed scales, and constants."""
     x = samples.SPECIAL[: len(samples.SPECIAL) // 2 * 2].reshape(-1, 2)
     w = np.random.default_rng(0).integers(0, 255, x.shape, np.uint8)
     quantized = "q, s = trt.TRT_MXFP8DynamicQuantize <axis = 1, block_size = 2, output_dtype = 17> (x)"

@@ -99,7 +99,7 @@ def test_types_of_codes_are_known_without_shapes(scale):
 
 
 def test_other_execution_providers(rounded_relu):
-    """They may have integer operators of their own, so that all nodes stay."""
+    """Other providers may have their own integer operators, so all nodes stay."""
     for others in (["OpenVINOExecutionProvider"], []):
         providers = [*others, "CPUExecutionProvider"]
         request = SessionRequest(None, onnxruntime.SessionOptions(), providers)
@@ -149,7 +149,7 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
 
 @pytest.mark.slow
 def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog, capfd):
-    """ONNX Runtime's optimizer of Clip knows no codes of 4 bits in com.microsoft."""
+    """The optimizer of Clip in ONNX Runtime does not know codes of 4 bits in com.microsoft."""
     domain = "com.microsoft"
     nodes = [*pair(y="d", domain=domain), "c = Clip (d, low, high)", *pair("c", "codes_of_c", domain=domain)]
     initializers = [*scale_and_zero_point("int4", 0.5, -3), *floats(low=0, high=5)]

@@ -23,7 +23,7 @@ from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
-# What is between convolutions, by format; None: a pair of linear operators.
+# The nodes between convolutions, by format. None stands for a pair of linear operators.
 FORMATS = {
     "int16": None,
     "bfp16": "BFPQuantizeDequantize <axis = 1, bit_width = 16, block_size = 8>",
@@ -45,7 +45,7 @@ def laid_out_for(source, given=None, *providers, **ort_arguments):
 
 
 def laid_out(source, **how):
-    """Return the optimized model in the blocked layout, None if no region keeps the layout."""
+    """Return the optimized model in the blocked layout, or None if no region keeps the layout."""
     return laid_out_for(optimize(source, **how)).model
 
 
@@ -118,7 +118,8 @@ def network(channels, steps, *, x="2, 3, 12, 10", outputs="float[] y", inputs=""
 
 @pytest.mark.parametrize("ir_version", [3, 8])
 def test_initializers_that_are_inputs(ir_version):
-    """ONNX Runtime folds some of them. None becomes an input that needs a value; before IR version 4, all are listed."""
+    """ONNX Runtime folds some of the initializers. They do not become inputs that need a value; before IR version 4, all are
+    listed."""
     w = np.random.default_rng(1).normal(0, 0.4, (16, 16, 3, 3)).astype(np.float32)
     source = text_model(
         """(float[1, 16, 8, 8] x) => (float[] y) {
@@ -190,7 +191,7 @@ def test_what_networks_keep(kind):
     for steps in ("activation", "residual", "gate", "gate and residual", "constant of channels", "padding that is no 0"):
         after = laid_out(network(24, STEPS[steps], kind=kind, one=1, per_channel=np.ones((24, 1, 1))))
         kept[steps] = count(after, "ReorderOutput")
-    assert max(kept.values()) <= 3, kept  # for y, and behind the pool
+    assert max(kept.values()) <= 3, kept  # for y, and after the pool
 
 
 @pytest.mark.parametrize("steps", ["b = Div (other, a)", "d = Sub (a, one)  b = Sqrt (d)"])

@@ -249,7 +249,8 @@ def uses_of(path, is_read, found, left_out=()):
                 found.append(f"{name}: {np.unique(y)}")
 
 
-# Where the model is, where its tensors are, both behind links in the folder that users open, and whether they are the model's.
+# Where the model is, where its tensors are (both through links in the folder that users open), and whether they belong to the
+# model.
 LINKED = {
     "the hub's cache": ("blobs/m", "blobs/w", True),
     "tensors beside the model": ("blobs/m", "blobs/deep/w", True),
@@ -273,7 +274,7 @@ def try_links(name, rows, found):
             content = model_with(initializer, rows, [("location", "sub/w.data")]).SerializeToString()
             file.write_bytes(content if link.suffix == ".onnx" else np.full((rows, 100), VALUE, np.float32).tobytes())
             link.symlink_to(os.path.relpath(file, link.parent))
-        # A model in memory has no other folder than that of the options.
+        # The only folder of a model in memory is that of the options.
         is_here = tensors_at.startswith("snapshots/1/")
         yield from uses_of(folder / "m.onnx", is_read, found, () if is_here or not is_read else {FROM_THE_FOLDER})
 

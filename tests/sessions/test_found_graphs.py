@@ -9,7 +9,7 @@ from smaller_graphs import text_of
 from text_graphs import text_model, text_nodes
 
 pytestmark = pytest.mark.compiled
-# A Transpose back, and a convolution behind it.
+# A Transpose back, and a convolution after it.
 BACK = "back = Transpose <perm = [0, 3, 1, 2]> (q)  y = Conv (back, w2)"
 
 
@@ -198,7 +198,7 @@ def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_lengths_that_broadcast(declared, other):
-    """The dimensions of the second value have other names than those of the first, and may be 1 in a run."""
+    """The dimensions of both values have different names, and those of the second may be 1 in a run."""
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
     second = [f"{each}2" if isinstance(each, str) else other[axis] for axis, each in enumerate(declared)]
     for operands in ("other, a", "a, other"):

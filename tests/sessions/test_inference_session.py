@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("location", ["values", "/etc/passwd", "../values", "./values"])
 def test_tensors_in_files_need_a_folder(folder, location):
-    """The author of a model must not choose which files of this machine are read."""
+    """The author of a model must not choose which files of the user's machine are read."""
     whole = constant_model(location)
     for use in (
         lambda: quark_numba.InferenceSession(whole),
@@ -87,7 +87,7 @@ def test_tensors_of_attributes_subgraphs_and_functions_need_one_too(folder):
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../values", "other/../../values", "link", "missing"])
 def test_files_elsewhere_are_refused(folder, location):
-    """Files outside of the model's folder and files behind a link are refused, as in onnx."""
+    """Files outside of the model's folder, also through links, are refused, as in onnx."""
     inner = folder / "other"
     (inner / "link").symlink_to("/etc/passwd")
     (inner / "m.onnx").write_bytes(constant_model(location).SerializeToString())

@@ -43,7 +43,7 @@ def every_overload(operator, x_shape):
         ]
         outputs = [f"{i}_y{k}" for k in range(len(overload.outputs))]
         nodes.append(helper.make_node(operator.name, names, outputs, domain=operator.domain, **attributes | given))
-        # ONNX Runtime has no Shape of types of less than 8 bits, but creates the nodes without one.
+        # ONNX Runtime has no Shape of types of fewer than 8 bits, but creates the nodes without one.
         for name in [names[0], *(name for name, row in zip(outputs, overload.outputs, strict=True) if row.bits >= 8)]:
             if name != names[0] or of_node[0].bits >= 8:
                 nodes.append(helper.make_node("Shape", [name], [f"{name}_shape"]))

@@ -200,7 +200,7 @@ def expected_of(**values):
 @has_files_in_memory
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_files_in_memory(on_disk, tmp_path, monkeypatch):
-    """The session has the weights in memory, also if all tensors go to files of their own, with the name of one in memory."""
+    """The session has the weights in memory, also if all tensors go to separate files, with the name of one in memory."""
     path = tmp_path / "m.onnx"
     given = arrays(seed=4)["w"]
     onnx.save(small(["w"], location="model.onnx.data"), path)

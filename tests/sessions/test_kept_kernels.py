@@ -84,7 +84,7 @@ def same(found, expected):
 
 
 def check(kept_model, is_fast, *named):
-    """Check the outputs of a session in a new process, and whether it has loaded none of the slow modules or else Numba."""
+    """Check the outputs of a session in a new process, and that it has loaded either no slow module or Numba."""
     model, folder, expected = kept_model
     slow, outputs = start(model, folder, *named)
     assert slow == "none" if is_fast else "numba" in slow
@@ -164,7 +164,7 @@ def writable(path):
 @pytest.mark.parametrize("change", [of_another, writable])
 @pytest.mark.slow
 def test_kernels_that_another_user_could_have_written(copy, change):
-    """Kernels that another user could have written are never loaded. This user's own take their place."""
+    """Kernels that another user could have written are never loaded. Kernels of this user replace them."""
     if change is of_another and os.geteuid():
         pytest.skip("needs the rights of root")
     change(kernels_of(copy[1]))

@@ -291,7 +291,7 @@ def test_no_place_for_temporary_files(tmp_path, builds, cause, monkeypatch, capl
 
 @pytest.fixture
 def users(monkeypatch, tmp_path):
-    """Return the folder that the user's cache is in."""
+    """Return the folder that contains the cache of the user."""
     monkeypatch.setattr(user_folder, "_of_numba", lambda: str(tmp_path / "users"))
     user_folder.warn.cache_clear()
     return tmp_path / "users"
@@ -378,7 +378,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     for name in FOREIGN:
         (theirs / name).parent.mkdir(parents=True, exist_ok=True)
         (theirs / name).write_text("precious")
-    shutil.copy(record, theirs / f"quark_numba-{20 * '4'}.digests")  # another name than that of its path
+    shutil.copy(record, theirs / f"quark_numba-{20 * '4'}.digests")  # a name that differs from that of its path
     shutil.copytree(theirs, folder, dirs_exist_ok=True)
     (folder / "quark_numba_datasets").mkdir()
     monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "0")
@@ -394,7 +394,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
 
 @pytest.mark.by_default(1)
 def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplog):
-    """Another user's folder at the name of a kept model stays, and the session runs without a kept model."""
+    """A folder of another user with the name of a kept model stays, and the session runs without a kept model."""
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     shutil.rmtree(entry)
@@ -438,7 +438,7 @@ def test_what_a_killed_removal_leaves(path, folder, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Specified 'providers'")
 @pytest.mark.skipif(not hasattr(onnxruntime.SessionOptions, "add_provider"), reason="ONNX Runtime 1.22 or later")
 def test_providers_of_the_options_count(tmp_path, builds):
-    """A session with other providers than the CPU's has no blocked layout, also if the options name them."""
+    """A session with providers other than the CPU provider has no blocked layout, also if the options name them."""
     others = [each for each in onnxruntime.get_available_providers() if each != "CPUExecutionProvider"]
     if not others:
         pytest.skip("ONNX Runtime has no other provider")
@@ -459,7 +459,7 @@ def test_providers_of_the_options_count(tmp_path, builds):
 
 
 def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
-    """What is rewritten depends on them. So does it on the build of ONNX Runtime, of which there are several of a version."""
+    """The rewriting depends on the providers. It also depends on the build of ONNX Runtime: a version may have several."""
     write(tmp_path / "m.onnx", 1)
     keys = [cache_keys.name_entry(tmp_path, [tmp_path / "m.onnx"], {})]
     versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}

@@ -154,6 +154,6 @@ except Exception as error:
 
 
 def test_what_it_lacks(library, tmp_path):
-    """The library of all of Quark's operators has none of those that `optimize` writes."""
+    """The library of all of Quark's operators lacks those that `optimize` writes."""
     onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba"), tmp_path / "model.onnx")
     assert "lacks quark_numba::QuantizeDequantizeLinear" in child(REFUSED, library, tmp_path / "model.onnx")

@@ -97,7 +97,7 @@ def test_it_is_like_what_zig_links(library, linked):
     ours, theirs = read(library), read(linked)
     for field in ("cpu_type", "cpu_subtype", "file_type", "flags"):
         assert getattr(ours.header, field) == getattr(theirs.header, field)
-    # Each of its commands; all but what this library has none of, and the program that loads it, are here.
+    # Each of its commands, except those that this library and the program that loads it do not have.
     spared = {"SEGMENT_64", "FUNCTION_STARTS", "DATA_IN_CODE", "LOAD_DYLINKER", "SOURCE_VERSION", "CODE_SIGNATURE"}
     names = [{each.command.name for each in binary.commands} for binary in (ours, theirs)]
     assert names[0] - spared == names[1] - spared
@@ -142,7 +142,7 @@ print(intrinsics.HAS_FMA, intrinsics.HAS_FLOAT16)
 @pytest.mark.compiled
 @pytest.mark.parametrize("triple", ["arm64-apple-darwin23.6.0", "aarch64-unknown-linux-gnu"])
 def test_instructions_of_aarch64(triple):
-    """Apple has a name of its own for the processor."""
+    """Apple uses another name for the processor."""
     command = [sys.executable, "-c", INSTRUCTIONS, triple, "apple-m1", ""]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True True\n"
 

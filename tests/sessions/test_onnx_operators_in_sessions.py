@@ -1,5 +1,5 @@
-"""ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by ours, against the oracle and against ONNX
-Runtime's own kernels."""
+"""ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by operators of this package, against the oracle
+and against ONNX Runtime's own kernels."""
 
 import functools
 from itertools import product
@@ -186,23 +186,23 @@ def onnx_runtimes_own():
 
 
 def beyond_int32(x, scale):
-    """Whether quotients are NaN or beyond int32. For float16 x and 2-bit types, ONNX Runtime converts to int32 before it
+    """Return whether quotients are NaN or beyond int32. For float16 x and 2-bit types, ONNX Runtime converts to int32 before it
     saturates."""
     with np.errstate(all="ignore"):
         return ~(np.abs(x.astype(np.float32) / np.float32(scale)) < 2.0**31 - 2**16)
 
 
 def is_negative_zero(x, scale):
-    """Whether quotients are -0. The sum with a zero point of 0 is 0, but ONNX Runtime does not add the zero point of float8
-    types. Quotients of float16 count as 0 below the smallest number of float16, 2**-24."""
+    """Return whether quotients are -0. The sum with a zero point of 0 is 0, but ONNX Runtime does not add the zero point of
+    float8 types. Quotients of float16 count as 0 below the smallest number of float16, 2**-24."""
     with np.errstate(all="ignore"):
         quotient = x.astype(np.float32) / np.float32(scale)
     return (np.abs(quotient) < (2.0**-24 if x.dtype == np.float16 else 2.0**-149)) & np.signbit(quotient)
 
 
 def rounds_beyond(x, scale, name):
-    """Whether quotients are beyond the range without saturation, but ONNX Runtime rounds them to the largest float8e4m3fn, or
-    turns them into NaN of float8e5m2."""
+    """Return whether quotients are beyond the range without saturation, but ONNX Runtime rounds them to the largest
+    float8e4m3fn, or turns them into NaN of float8e5m2."""
     lowest, highest = {"float8e4m3fn": (480, 496), "float8e5m2": (61440, 65536)}.get(name, (0, 0))
     with np.errstate(all="ignore"):
         quotient = np.abs(x.astype(np.float32) / np.float32(scale))

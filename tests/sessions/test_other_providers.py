@@ -1,5 +1,5 @@
-"""Sessions with other execution providers than the CPU's. ONNX Runtime's plain build has one that computes nothing, so that all
-nodes run on the CPU. `tests/other_builds` has sessions with others."""
+"""Sessions with execution providers other than the CPU provider. The plain build of ONNX Runtime has one that computes nothing,
+so that all nodes run on the CPU. `tests/other_builds` has sessions with others."""
 
 import logging
 
@@ -55,7 +55,7 @@ def operators(path):
 
 
 def is_standard(names):
-    """Whether no node is from another domain, and none quantizes by its name."""
+    """Return whether all nodes are from ONNX's domain, and no node has the name of a quantization operator."""
     return not any("Quantize" in name or not name.startswith("::") for name in names)
 
 
@@ -88,7 +88,7 @@ def test_what_is_written(nodes, named, expected, written):
     [(["CUDA", "CPU"], "standard"), (["OpenVINO", "CPU"], "custom"), (["CUDA", "OpenVINO"], "custom"), (["CPU"], "custom")],
 )
 def test_what_auto_means(names, expected):
-    """OpenVINO's provider computes standard operators in its own arithmetic."""
+    """The OpenVINO provider computes standard operators in its own arithmetic."""
     options, names = onnxruntime.SessionOptions(), [f"{name}ExecutionProvider" for name in names]
     assert SessionRequest(None, options, names).written_operators == expected
     assert SessionRequest(None, options, [(name, {}) for name in names]).written_operators == expected
@@ -193,7 +193,7 @@ def test_nodes_without_a_form(written, caplog, monkeypatch):
 
 
 def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
-    """Drop-in sessions copy tensors to the CPU and back, for each node. A warning says so once a process."""
+    """Drop-in sessions copy tensors to the CPU and back, for each node. A warning says so once per process."""
     monkeypatch.setattr(native.REGISTRY, "_may_copy", True)
     source = model_of(f"{OURS}  y = Relu (p)")
     content, options = source.SerializeToString(), session_options()

@@ -1,5 +1,5 @@
-"""Comparison of the results of our sessions for a generated graph with those of a drop-in session of the model whose constants
-are folded.
+"""Comparison of the results of the package's sessions for a generated graph with those of a drop-in session of the model whose
+constants are folded.
 
 `python tests/support/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists the findings.
 `python tests/support/compared_sessions.py SEED` prints one graph, its findings, and its smallest part with the same findings.
@@ -191,7 +191,7 @@ def smaller(case, kind):
             return False
 
     def part_of(fed, output):
-        """None if the values cannot be computed, or are not float32."""
+        """Return the part, or None if its values cannot be computed or are not float32."""
         names = [*fed, output]
         try:
             made = drop_in(with_outputs(case.folded, [info(name) for name in names]), NONE)

@@ -1,4 +1,5 @@
-"""A driver of CUDA that runs kernels on this machine: in a session, ONNX Runtime's CPU provider takes the nodes of GPUs."""
+"""A stand-in for the CUDA driver that runs kernels on this machine: in a session, the CPU provider of ONNX Runtime takes the
+nodes for GPUs."""
 
 import contextlib
 import ctypes

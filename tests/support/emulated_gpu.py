@@ -36,7 +36,7 @@ class Buffer:
 
     def check(self):
         assert (self._all[: self._begin] == 0xA5).all(), "written before the buffer"
-        assert (self._all[self._end :] == 0xA5).all(), "written behind the buffer"
+        assert (self._all[self._end :] == 0xA5).all(), "written beyond the buffer"
 
 
 def are_aligned(*buffers):

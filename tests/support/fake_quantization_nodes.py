@@ -1,4 +1,4 @@
-"""Random nodes of QONNX's, MCT's and OpenVINO's operators, and models of one node. Imports nothing of the package."""
+"""Random nodes of the operators of QONNX, MCT and OpenVINO, and models of one node. Imports nothing of the package."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Random graphs of QONNX's, MCT's and NVIDIA's nodes ("dialects"), and of block formats ("blocks"), from a seed.
+"""Random graphs of QONNX, MCT and NVIDIA nodes ("dialects"), and of block formats ("blocks"), from a seed.
 
 Half of the graphs have ordinary scales, powers of two, and the operators of `generated_qdq_graphs`; their sums are exact. The
 others have awkward parameters and inputs: scales that are 0, negative, NaN or huge, all bit widths, Inf and NaN. These have no

@@ -4,9 +4,9 @@ most values. Imports nothing of the package.
 `case(seed)` returns a model as a quantizer writes it, the same model with its constant weights folded, and the feeds.
 
 Most graphs are *exact*. Their inputs, weights and scales are small integers times powers of two, and every value is a multiple
-of 2^-grid with a magnitude of at most `bound`, so that all sums and products have less than 24 bits. Then results do not depend
-on the order of operations: all bits stay equal, whatever ONNX Runtime fuses, folds or lays out differently. The other graphs
-have arbitrary weights, and functions such as Erf.
+of 2^-grid with a magnitude of at most `bound`, so that all sums and products have fewer than 24 bits. Then results do not
+depend on the order of operations: all bits stay equal, whatever ONNX Runtime fuses, folds or lays out differently. The other
+graphs have arbitrary weights, and functions such as Erf.
 """
 
 import math

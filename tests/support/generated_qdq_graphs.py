@@ -3,7 +3,7 @@ other quantization nodes around them, integer operators that a user wrote, and c
 nothing of the package.
 
 `case(seed)` returns a model, several feeds, and whether it is *exact*, as in `generated_graphs`: scales are powers of two, and
-all sums have less than 24 bits. Ties occur."""
+all sums have fewer than 24 bits. Ties occur."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ MIDDLES = {"uint8": 128, "uint16": 32768, "uint4": 8, "uint2": 2}
 
 
 class Parameters(NamedTuple):
-    """What a pair of nodes has in common. `axis` is None, or that of scales for each index or block."""
+    """The properties that both nodes of a pair share. `axis` is None, or that of scales for each index or block."""
 
     kind: str
     domain: str
@@ -182,7 +182,7 @@ class Builder(generated_graphs.Builder):
         return y
 
     def dequantized(self, codes, p, like, shape=None):
-        """Add a dequantize node, and return the value. `like`: the value before the quantize node."""
+        """Add a dequantize node, and return the value. `like` is the value before the quantize node."""
         y = self.new(like, self.node("Dequantize", codes, p), shape, *p.after(like))
         if p.axis is None:
             self.scale_of[y.name] = p.scale

@@ -1,4 +1,4 @@
-"""Libraries for programs outside of Python, run in a process without this package, beside our own sessions."""
+"""Libraries for programs outside of Python, run in a process without this package, and compared with the package's sessions."""
 
 import functools
 import importlib.util
@@ -123,7 +123,7 @@ def models_beside(library):
 
 
 class Case(NamedTuple):
-    """A model, its inputs, and the outputs that our own session computes."""
+    """A model, its inputs, and the outputs that a session of the package computes."""
 
     path: Path
     feeds: dict[str, np.ndarray]
@@ -143,8 +143,8 @@ def cases(models, threads, *, least=1.0, qdq="auto", size=SIZE):
 
 
 def check_bits(library, models, threads, folder, *, run=child, **options):
-    """The outputs of models with a library are those of our own sessions, to the last bit. `run` runs Python's code, as `child`
-    does."""
+    """The outputs of models with a library are those of the package's sessions, to the last bit. `run` runs Python code, as
+    `child` does."""
     results, expected = folder / "results.npz", {}
     for each in cases(tuple(models), threads, **options):
         np.savez(f"{results}.{each.path.name}.npz", **each.feeds)

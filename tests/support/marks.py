@@ -24,8 +24,8 @@ def sizes(name, default, **marked):
 
 
 def batches(**spans):
-    """Parametrize a test by ranges of seeds. `spans` has the first seed, the end and the size of a range, by marker; `default`
-    stands for none."""
+    """Parametrize a test by ranges of seeds. `spans` has the first seed, the end and the size of a range, by marker, or by
+    `default` for those without a marker."""
 
     def params():
         for marker, (first, end, size) in spans.items():

@@ -5,7 +5,7 @@
 tries the models of these seeds, and lists the findings. A use gives an error of this package or of ONNX Runtime, or a result.
 If drop-in sessions run the model without ONNX Runtime's optimizations, with ONNX's own operators from both, each use runs it,
 unless a text in it is not UTF-8. Outputs have the types and shapes of the drop-in session's. Their values are near: a code may
-flip, and all values behind it change, so the average difference is at most 2^-4 of the largest value."""
+flip, and all values after it change, so the average difference is at most 2^-4 of the largest value."""
 
 import collections
 import contextlib
@@ -132,12 +132,13 @@ def try_uses(seed, found):
 
 
 def is_clean(error):
-    """Whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the child."""
+    """Return whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the
+    child."""
     return isinstance(error, (quark_numba.ModelError, MemoryError)) or type(error).__module__.startswith("onnxruntime")
 
 
 def is_of_text(error):
-    """Whether an exception comes from text that is not UTF-8, which ONNX Runtime reads and onnx does not write."""
+    """Return whether an exception comes from text that is not UTF-8, which ONNX Runtime reads and onnx does not write."""
     while error and not isinstance(error, UnicodeDecodeError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,4 +1,5 @@
-"""Random nodes of TensorRT's operators and of the package's own, models of one node, and what the oracle expects of them."""
+"""Random nodes of the operators of TensorRT and of the package's own, models of one node, and the results that the oracle
+expects."""
 
 import ml_dtypes
 import numpy as np
@@ -40,7 +41,7 @@ def type_name(array):
 
 
 def one_node(name, inputs, attributes, expected, declared=None):
-    """Return a model of one node. `declared`: the element type that it declares for the first output."""
+    """Return a model of one node. `declared` is the element type that it declares for the first output."""
     operator = OPERATORS.find("quark_numba" if name in OWN else "trt", name)
     names = [parameter.name for parameter, _ in zip(operator.inputs, inputs, strict=False)]
     outputs = [parameter.name for parameter in operator.outputs]

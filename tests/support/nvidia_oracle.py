@@ -1,4 +1,4 @@
-"""The expected results of the operators of TensorRT that NVIDIA's ModelOpt writes, computed in numpy. Imports nothing of the
+"""The expected results of the TensorRT operators that ModelOpt of NVIDIA writes, computed in numpy. Imports nothing of the
 package."""
 
 import ml_dtypes

@@ -84,8 +84,8 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
 
 
 def session_options(level="ENABLE_ALL", threads=0, spins=False, **entries):
-    """Return options of sessions that log nothing. `threads` 0: as many as processors. `spins`: waiting threads spin, as by
-    default in ONNX Runtime, which keeps a processor busy for longer than a small model runs."""
+    """Return options of sessions that log nothing. With `threads` = 0 there are as many as processors. With `spins`, waiting
+    threads spin, as by default in ONNX Runtime, which keeps a processor busy for longer than a small model runs."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     options.intra_op_num_threads = threads
@@ -96,7 +96,7 @@ def session_options(level="ENABLE_ALL", threads=0, spins=False, **entries):
 
 
 def session(source, *, backend="native", qdq="auto", threads=2, **named):
-    """Return a session. `backend` None: without the package's operators. `named`: see `session_options`."""
+    """Return a session, without the package's operators if `backend` is None. `named` is as in `session_options`."""
     if backend == "extensions":
         pytest.importorskip("onnxruntime_extensions")
     options = session_options(threads=threads, **named)

@@ -1,4 +1,4 @@
-"""The expected results of OpenVINO's FakeQuantize, computed in numpy. Imports nothing of the package."""
+"""The expected results of FakeQuantize of OpenVINO, computed in numpy. Imports nothing of the package."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ f32 = np.float32
 
 def fake_quantize(x, input_low, input_high, output_low, output_high, *, levels, auto_broadcast="numpy"):
     """Return the result of FakeQuantize-1 (OpenVINO, Operation Specifications), each operation in float32. Halves go to even,
-    which the page does not say; OpenVINO's reference does it so."""
+    as in the reference of OpenVINO; the page does not say so."""
     if levels < 2 or auto_broadcast not in ("numpy", "none"):
         raise ValueError(f"levels is {levels}, and auto_broadcast {auto_broadcast}")
     low, high, y_low, y_high = (np.asarray(each).astype(f32) for each in (input_low, input_high, output_low, output_high))

@@ -1,5 +1,5 @@
-"""An execution provider that builds of ONNX Runtime have beside the CPU's. In the plain build it leaves all nodes to the
-CPU's."""
+"""An execution provider that builds of ONNX Runtime have besides the CPU provider. In the plain build it leaves all nodes to
+that one."""
 
 import onnxruntime
 import pytest

@@ -1,4 +1,4 @@
-"""Checks of PTX: of its text, and by ptxas, NVIDIA's assembler, which needs no GPU. `tests/gpu/make_environment.sh` makes an
+"""Checks of PTX: of its text, and by ptxas, the NVIDIA assembler, which needs no GPU. `tests/gpu/make_environment.sh` makes an
 environment with it."""
 
 import os
@@ -18,7 +18,7 @@ INEXACT = re.compile(r"\.approx|div\.full|\.ftz|\b(fma|mad)\.[\w.]*f(16|32|64)|[
 
 
 def check_text(text, *, divides):
-    """Check that the arithmetic is IEEE's. `divides`: whether the kernel has divisions of floats."""
+    """Check that the arithmetic is that of IEEE 754. `divides` says whether the kernel has divisions of floats."""
     assert not INEXACT.search(text), INEXACT.search(text)
     assert bool(re.search(r"\bdiv\.rn\.f(32|64)", text)) == divides
     assert re.findall(r"\bdiv\.(?!rn\.f|[us](?:32|64))\S*", text) == []

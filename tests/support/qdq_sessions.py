@@ -5,11 +5,11 @@
 compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes the operators one by one, and this with the
 oracle.
 
-- No mode ends the process, and none refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
+- No mode ends the process, or refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
 - In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `qdq="onnxruntime"`, and in drop-in sessions,
   they may also equal those of plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model,
   nothing is demanded.
-- In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value.
+- In other graphs a code may flip, and all values after it change: the average difference is at most 2^-4 of the largest value.
 """
 
 import argparse
@@ -45,7 +45,7 @@ REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", 
 
 
 def plain(model, level):
-    """A session without the package's operators, if the model has none."""
+    """Return a session without the package's operators, if the model has no such nodes."""
     has_own = any(each.domain not in ("", "com.microsoft", "local") for each in model.opset_import)
     return session(model, backend="native" if has_own else None, level=level, threads=1)
 
@@ -205,9 +205,9 @@ def checked(case, modes, found):
 
 
 def may_be_refused(node):
-    """Whether a drop-in session may refuse a node or one in its subgraphs, as READMEs say: with `output_dtype` and without a
-    zero point, a DequantizeLinear without one, behind which ONNX Runtime may write such a node (quark_numba/ort), or TensorRT's
-    under ONNX's names (quark_numba/dialects)."""
+    """Return whether a drop-in session may refuse a node or one in its subgraphs, as READMEs say: with `output_dtype` and
+    without a zero point, a DequantizeLinear without one, after which ONNX Runtime may write such a node (quark_numba/ort), or
+    operators of TensorRT under ONNX's names (quark_numba/dialects)."""
     if len(node.input) < 3 and (
         any(each.name == "output_dtype" for each in node.attribute) or (node.domain, node.op_type) == ("", "DequantizeLinear")
     ):
@@ -257,7 +257,7 @@ def is_far(one, other):
 
 
 def case_of(graphs, seed):
-    """Return the case of a seed. `graphs`: "qdq", "dialects" or "blocks"."""
+    """Return the case of a seed. `graphs` is "qdq", "dialects" or "blocks"."""
     if graphs == "qdq":
         import generated_qdq_graphs
 
@@ -303,7 +303,7 @@ class Worker(Child):
                 found.append((mode, *end))
 
     def _ends_alone(self, seed, graphs, case):
-        """Whether the process ends in plain ONNX Runtime, too."""
+        """Return whether the process ends in plain ONNX Runtime, too."""
         case = case or case_of(graphs, seed)
         process = multiprocessing.get_context("spawn").Process(target=_run_plain, args=(case.model,))
         process.start()

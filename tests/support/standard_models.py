@@ -43,8 +43,8 @@ _AS_WRITTEN: dict[str, Any] = {"level": "DISABLE_ALL", "disable_prepacking": "1"
 
 
 def findings(graphs, seed):
-    """Return what differs for the graph of a seed, as texts. `graphs`: "sessions" (``generated_graphs``), or a kind of
-    ``qdq_sessions.case_of``. None: a drop-in session refuses the graph."""
+    """Return the differences for the graph of a seed, as texts, or None if a drop-in session refuses the graph. `graphs` is
+    "sessions" (``generated_graphs``), or a kind of ``qdq_sessions.case_of``."""
     if graphs == "sessions":
         case = generated_graphs.case(seed)
         source, feeds = case.source, [case.feeds]
@@ -76,7 +76,7 @@ def used(made, feed):
 
 
 def differing(one, other):
-    """Return where two arrays differ in their bits; "": nowhere. Two NaNs are equal."""
+    """Return where two arrays differ in their bits, or "" if they are equal. Two NaNs are equal."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return f"{one.dtype}{one.shape}, expected {other.dtype}{other.shape}"
     bits = [array.reshape(-1).view(f"u{array.dtype.itemsize}") for array in (one, other)]

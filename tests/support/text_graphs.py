@@ -1,4 +1,4 @@
-"""Models from ONNX's textual syntax, with what most texts would repeat filled in."""
+"""Models from ONNX's textual syntax, with additions that most texts would repeat."""
 
 from onnx import helper, parser
 

@@ -1,7 +1,7 @@
 """Quantized models in ONNX's standard operators in ONNX Runtime Web, which has no custom operators: in Node, and in a browser,
 with WebAssembly and with WebGPU.
 
-`make_environment.sh` makes the environment. WebGPU is a software adapter's, so that no GPU is needed."""
+`make_environment.sh` makes the environment. A software adapter provides WebGPU, so that no GPU is needed."""
 
 import functools
 import itertools

@@ -14,7 +14,7 @@ RUNNER = Path(__file__).parent / "runner.mjs"
 
 
 class WebError(Exception):
-    """What ONNX Runtime Web says of a model that it does not run."""
+    """The error of ONNX Runtime Web for a model that it does not run."""
 
 
 class WebRuntime:
@@ -23,7 +23,7 @@ class WebRuntime:
     Parameters
     ----------
     browser : path, optional
-        Chromium's. Without it, models run in Node.
+        The path of Chromium. Without it, models run in Node.
     """
 
     def __init__(self, browser=None):

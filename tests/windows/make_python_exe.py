@@ -1,4 +1,4 @@
-"""Writes a python.exe (x86-64). Like CPython's own, it does little more than call Py_Main.
+"""Write a python.exe (x86-64). Like the one of CPython, it does little more than call Py_Main.
 
 python3 make_python_exe.py python311.dll python.exe
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests, or the named ones, with Windows' builds under Wine: tests/windows/run.sh FOLDER [PYTEST ARGUMENT...]. FOLDER
-# has the environment. If there is none, make_environment.sh makes it. The environment stays, and keeps compiled kernels.
+# has the environment. If it is missing, make_environment.sh makes it. The environment stays, and keeps compiled kernels.
 set -euo pipefail
 
 here=$(dirname "$(realpath "$0")")

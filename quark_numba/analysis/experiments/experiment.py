@@ -66,7 +66,7 @@ class Experiment:
     `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a new file, which
     overrides the methods that it needs.
 
-    `where` is its name in messages. `chosen` holds the names of the outputs to compare; None: all.
+    `where` is its name in messages. `chosen` holds the names of the outputs to compare, or is None for all.
     """
 
     where = ""

@@ -23,7 +23,7 @@ class Effect:
     Both numbers are the least signal-to-quantization-noise ratio of all outputs: `off_sqnr_db` with all other tensors rounded,
     `on_sqnr_db` with no other tensor rounded. With `by`, the groups are the tensors that a node takes, or that all nodes of an
     operator take. All weights, and all activations, are always groups as well. An output that cannot be compared in one case
-    counts in none."""
+    does not count in any."""
 
     name: str
     off_sqnr_db: float
@@ -34,7 +34,7 @@ WEIGHTS, ACTIVATIONS = "all weights", "all activations"
 
 
 class Sweep(Experiment):
-    """The sweep. `by` is the unit that is in float, or quantized, at a time."""
+    """The sweep. `by` is the unit of which one at a time is in float, or quantized."""
 
     where = "the sweep"
     has_runs = True
@@ -71,7 +71,8 @@ _OFF, _ON = "off", "on"
 
 
 def _worst_first(effect: Effect) -> tuple[bool, float, bool, float]:
-    """Return the sort key of an effect. NaN is the worst `on_sqnr_db`; where these are equal, it tells nothing as the other."""
+    """Return the sort key of an effect. NaN is the worst `on_sqnr_db`; where these are equal, a NaN of the other ratio tells
+    nothing."""
     on, off = effect.on_sqnr_db, effect.off_sqnr_db
     return on == on, on, off != off, -off
 

@@ -133,7 +133,7 @@ def _line(
         return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
 
     def next_step(quantizer: Quantizer) -> tuple[float, Quantizer, Format] | None:
-        """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None: none."""
+        """Return the cheapest step of a tensor, as (price in noise per bit, tensor, new type), or None if there is no step."""
         present, prices = chosen[quantizer], []
         for candidate in options[quantizer]:
             saved = elements[quantizer] * (present.bits - candidate.bits)
@@ -162,7 +162,7 @@ def _line(
 
 def _best(mixes: Sequence[Mix], ratios: Sequence[float]) -> list[tuple[Mix, float]]:
     """Return the points, and their ratios, that are more accurate than every point with fewer bits. Each point has fewer bits
-    than the one before. NaN is the least ratio."""
+    than the one before. NaN counts as the least ratio."""
     best: list[tuple[Mix, float]] = []
     highest = -math.inf
     for mix, ratio in reversed([*zip(mixes, ratios, strict=True)]):

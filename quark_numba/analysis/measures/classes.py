@@ -34,7 +34,7 @@ class Labelling:
 @dataclass
 class Places(Sums):
     """Counts of an output's places, its positions along all axes but the class axis: those that count, those with the
-    reference's class, those with a label, and those with an ignored label, which count nowhere."""
+    reference's class, those with a label, and those with an ignored label, which do not count anywhere else."""
 
     places: int = 0
     same: int = 0
@@ -97,7 +97,7 @@ def _with_largest_nan(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def has_axis(y: NDArray[Any], classes: Classes) -> bool:
-    """Whether an output has the class axis."""
+    """Return whether an output has the class axis."""
     return -y.ndim <= classes.axis < y.ndim
 
 

@@ -21,7 +21,8 @@ EXPONENT = np.int64(0x7FF0000000000000)
 
 @jit.inline
 def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
-    """Add element i to the partial sums of a lane. One array holds all, so that the compiler sees that they do not overlap."""
+    """Add element i to the partial sums of a lane. One array holds all sums, so that the compiler sees that they do not
+    overlap."""
     value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
     # Equal infinities do not differ, nor do two NaNs.
     is_nan = value != value

@@ -52,7 +52,7 @@ def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Se
 
 
 def _why_not(y: Any, expected: Any) -> str:
-    """Return the reason why an output cannot be compared; "" if it can."""
+    """Return the reason why an output cannot be compared, or "" if it can."""
     for whose, value in (("it is", y), ("the reference's is", expected)):
         if not (isinstance(value, np.ndarray) and (value.dtype.kind in "fiub" or find(value.dtype))):
             return f"cannot be compared because {whose} {_kind(value)}, not an array of numbers"
@@ -86,7 +86,7 @@ class OutputError:
     Places are the positions along all axes but the class axis. `same_top` is the share of places where the index of the
     reference's largest element is among the indices of the output's `top_k` largest. `accuracy` is the share of places where
     the label is among them, and `reference_accuracy` is the same for the reference. `places` is the number of places that
-    `same_top` is taken over, `labelled` that of the accuracies. `ignored` places count in none of them."""
+    `same_top` is taken over, `labelled` that of the accuracies. `ignored` places do not count in any of these."""
 
     name: str
     sqnr_db: float
@@ -117,4 +117,4 @@ def check_chosen(outputs: Sequence[str] | None, names: Sequence[str]) -> None:
     """Raise ModelError if the model has no output of one of these names."""
     for name in outputs or ():
         if name not in names:
-            raise ModelError(f"outputs: the model has none named {name!r}; it has {', '.join(names)}")
+            raise ModelError(f"outputs: the model has no output named {name!r}; it has {', '.join(names)}")

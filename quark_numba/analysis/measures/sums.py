@@ -16,7 +16,7 @@ _CHUNK = 1 << 16
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
     "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one. Fields whose name begins with "first" hold
-    what the first batch has."""
+    the value of the first batch."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
@@ -74,7 +74,7 @@ class ErrorSums(Sums):
 
 
 def share(part: float, whole: float) -> float:
-    """Return the part of a whole; NaN if there is nothing."""
+    """Return the share of a part in a whole, or NaN if the whole is 0."""
     return part / whole if whole else math.nan
 
 
@@ -88,7 +88,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def cosine(signal: float, energy: float, product: float) -> float:
-    """Return the cosine of the angle between two arrays; 1 if both are zero."""
+    """Return the cosine of the angle between two arrays, or 1 if both are zero."""
     if signal == energy == 0:
         return 1.0
     length = math.sqrt(signal) * math.sqrt(energy)

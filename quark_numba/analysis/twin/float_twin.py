@@ -27,7 +27,7 @@ from .references import use_reference
 
 Model = onnx.ModelProto | str | os.PathLike[str]
 
-# A quantized model, and the float model if it is given.
+# A quantized model, and the float model if that is given.
 Pair = tuple[Source, Source | None]
 
 

@@ -1,4 +1,4 @@
-"""What a tensor is rounded to: scales and zero points, a block format, or a format without codes."""
+"""The forms to which tensors are rounded: scales and zero points, a block format, or a format without codes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Limits = tuple[float, float]
 
 
 class Form:
-    """What a tensor is rounded to.
+    """A form to which a tensor is rounded.
 
-    `type` is the name of the format, `bits` those of an element, with its share of a block's scale or exponent. `parameters`
-    are as reports show them. `limits` are those beyond which elements saturate; None: they are not the same for all elements.
-    `code_ends` are the ends of the range of codes, or of values without codes; None: elements do not share one."""
+    `type` is the name of the format, and `bits` the size of an element, with its share of a block's scale or exponent.
+    `parameters` are as reports show them. Elements beyond `limits` saturate; they are None if they differ between elements.
+    `code_ends` are the ends of the range of codes, or of the values without codes, and None if elements do not share a
+    range."""
 
     type: str
     bits: float
@@ -39,7 +40,7 @@ class Form:
     code_ends: Limits | None = None
 
     def grid(self, most: int) -> Array | None:
-        """Return all values that an element can become. None: they are not the same for all elements, or more than `most`."""
+        """Return all values that an element can become, or None if they differ between elements or are more than `most`."""
         return None
 
 
@@ -163,7 +164,7 @@ def of_blocks(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array])
 
 
 def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Values:
-    """Return the form of a format without codes. Raises NotRewrittenError if a parameter is not a constant."""
+    """Return the form of a format without codes. Raise NotRewrittenError if a parameter is not a constant."""
     if meaning.form in CASTS:
         element_type = find(meaning.form)
         assert element_type
@@ -198,7 +199,7 @@ def _range(values: Array) -> float | list[float]:
     return lowest if floats.size == 1 else [lowest, highest]
 
 
-# A value beyond what models hold, which all formats can divide by their scales.
+# A value beyond those in models that all formats can still divide by their scales.
 _LARGE = np.float32(2.0**100)
 
 

@@ -53,13 +53,13 @@ class Quantizer:
 
     @property
     def weight(self) -> Array:
-        """The float tensor of a weight. One that is in a file is read each time."""
+        """The float tensor of a weight. A tensor in a file is read each time."""
         assert self.floats is not None
         return array_of(self.floats)
 
     @property
     def rounded(self) -> Array:
-        """The rounded tensor of a weight. One that is in a file is read and rounded each time."""
+        """The rounded tensor of a weight. A tensor in a file is read and rounded each time."""
         assert self.constant is not None
         assert self.constant_rounding is not None
         if self._rounded is not None:
@@ -108,7 +108,7 @@ def find_quantizers(graph: Graph) -> Found:
 
 
 def label(node: ir.Node) -> str:
-    """Return the name of a node; its operator and first output if it has no name."""
+    """Return the name of a node, or its operator and first output if it has no name."""
     return node.name or f"{node.op_type} of {node.outputs[0].name}"
 
 
@@ -164,7 +164,7 @@ _BEFORE_ACTIVATIONS = (
 
 
 def _implied_clip(form: Linear) -> tuple[float, float] | None:
-    """Return the range of the codes if it begins at 0, and so clips negative values; None otherwise."""
+    """Return the range of the codes if it begins at 0, and so clips negative values, or else None."""
     codes = form.element_type
     zero_point = 0 if form.zero_point is None else int(form.zero_point.reshape(-1)[0])
     if not codes.is_integer or not form.is_per_tensor or zero_point != codes.lowest or codes.bits > 16:
@@ -198,13 +198,13 @@ def _round_trip(
         return one_step
     if not followers:
         return graph.as_function(node)
-    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
+    quantize, dequantize, second = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
 
     def two_steps(x: Array) -> Array:
         return dequantize(quantize(x))
 
-    in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not behind.has_other_type
-    if not in_float32 or not meaning.has_same_parameters(behind):
+    in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not second.has_other_type
+    if not in_float32 or not meaning.has_same_parameters(second):
         return two_steps
 
     def round_trip(x: Array) -> Array:

@@ -9,7 +9,8 @@ import onnx_ir as ir
 from ...models import protos
 from ...models.model_files import Source
 
-# ONNX's operators that draw random numbers, with a seed, too: each run goes on where the one before it ended.
+# ONNX's operators that draw random numbers. With a seed they do so as well, because each run continues where the previous one
+# ended.
 DRAWING = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
 # The index of the input of Dropout that says whether it is in training mode. Without it, Dropout passes its input on.
@@ -17,8 +18,8 @@ _TRAINING_MODE = 2
 
 
 def random_values(graph: ir.Graph) -> dict[ir.Value, str]:
-    """Return the values of a graph that depend on a node that draws random numbers, with the reason. The nodes are sorted, and
-    values within subgraphs are not among these."""
+    """Return the values of a graph that depend on a node that draws random numbers, with the reason. The nodes have to be
+    sorted. Values within subgraphs are not returned."""
     reasons: dict[ir.Value, str] = {}
     for node in graph:
         subgraphs = [*_subgraphs(node)]

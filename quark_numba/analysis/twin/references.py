@@ -48,7 +48,7 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) 
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a Relu or a Clip; None for other nodes."""
+    """Return the bounds of a Relu or a Clip, or None for other nodes."""
     if node.op_type == "Relu":
         return 0.0, math.inf
     if node.op_type != "Clip" or len(node.inputs) < 2:
@@ -59,7 +59,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 
 def _forms(reference: Source) -> Iterator[Graph]:
-    """Yield the reference as it is, and then as ONNX Runtime simplifies it. For that all its tensors are read."""
+    """Yield the reference as it is, and then as ONNX Runtime simplifies it, which reads all tensors."""
     yield Graph(reference.lazy(), keep_initializers_as_inputs=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

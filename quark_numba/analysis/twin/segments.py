@@ -30,7 +30,7 @@ from .quantizers import Quantizer
 
 Rounding = Callable[[Array], Array]
 
-# The functions by which quantizers round. All other quantizers pass their tensor on.
+# The rounding function of each quantizer that rounds. All other quantizers pass their tensor on.
 Config = Mapping[Quantizer, Rounding]
 
 
@@ -102,7 +102,7 @@ class Segments:
         return values
 
     def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
-        """Return the outputs. `quantized`: whether subgraphs are quantized."""
+        """Return the outputs. `quantized` says whether subgraphs are quantized."""
         values = self.start(feed, config)
         for index, part in enumerate(self.parts):
             self.advance(part, values, config, quantized=quantized)
@@ -126,9 +126,9 @@ class Segments:
     def lockstep(
         self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the outputs of the quantized model and of the float model, both computed part by part; all values if `keep`.
-        `see` takes three arrays for each rounded activation: the float model's tensor, and the quantized model's before and
-        after rounding."""
+        """Return the outputs of the quantized model and of the float model, both computed part by part, or all values if `keep`
+        is True. `see` takes three arrays for each rounded activation: the float model's tensor, and the quantized model's
+        before and after rounding."""
         config = self.quantized
         values, floats = self.start(feed, config), self.start(feed, {})
         for index, part in enumerate(self.parts):
@@ -245,7 +245,7 @@ class _Builder:
 
     def _groups(self) -> list[Quantizer | list[int]]:
         """Return the parts: quantized activations, and segments as lists of node indices. A node joins the part that the last
-        of its inputs comes from. If that is a quantizer, or if there is none, the node begins a new segment."""
+        of its inputs comes from. If that is a quantizer, or if no input comes from a part, the node begins a new segment."""
         quantizers = {name: quantizer for quantizer in self.twin.quantizers for name in quantizer.ys}
         groups: list[Quantizer | list[int]] = []
         places: dict[str, int] = {}  # index of the group that each value comes from
