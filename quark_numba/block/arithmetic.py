@@ -235,10 +235,10 @@ def _step_of_scale(key: Key) -> Any:
 
 # The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
 # subnormal and no infinite intermediate result.
-_LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
+_MIN_ORDINARY, _MAX_ORDINARY = 127 - 64, 127 + 64
 
 # The largest `max_shift` of a format with ordinary blocks.
-MOST_SHIFT = 16
+MAX_SHIFT = 16
 
 # The bits of a float32's magnitude, and of Inf.
 MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
@@ -255,7 +255,7 @@ def _magnitude_of(key: Key) -> Any:
 def _is_ordinary(shared: Any) -> Any:
     """Return whether a block is ordinary: the exponent of its largest magnitude `shared` is in range, or the magnitude is 0."""
     exponent = np.uint32(shared >> np.uint32(23))
-    return shared == np.uint32(0) or (exponent >= np.uint32(_LEAST_ORDINARY) and exponent <= np.uint32(_MOST_ORDINARY))
+    return shared == np.uint32(0) or (exponent >= np.uint32(_MIN_ORDINARY) and exponent <= np.uint32(_MAX_ORDINARY))
 
 
 @inline
@@ -263,7 +263,7 @@ def _least_of(shared: Any, max_shift: Any) -> Any:
     """Return the bits of the smallest power of two that `_anchor_of` may take for a sub-block of an ordinary block, whose
     largest magnitude is `shared`: the power of the block, less `max_shift`."""
     u32 = np.uint32
-    return u32(max(u32(shared & u32(0x7F800000)), u32(_LEAST_ORDINARY << 23)) - u32(max_shift << u32(23)))
+    return u32(max(u32(shared & u32(0x7F800000)), u32(_MIN_ORDINARY << 23)) - u32(max_shift << u32(23)))
 
 
 def _anchor_of(key: Key) -> Any:

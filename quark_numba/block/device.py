@@ -15,7 +15,7 @@ from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
-from .granularity import MOST_IN_REGISTERS, Blocks
+from .granularity import MAX_IN_REGISTERS, Blocks
 from .kernels import bounds_of
 from .key import Key
 
@@ -122,8 +122,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
     ValueError
         If the blocks have too many elements for registers.
     """
-    if blocks_of.block > MOST_IN_REGISTERS:
-        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_IN_REGISTERS} on a GPU")
+    if blocks_of.block > MAX_IN_REGISTERS:
+        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
     functions, by_mode = arithmetic.block_functions(key), arithmetic.converters(key)
     convert = _in_registers(functions, by_mode[blocks_of.rounding_mode], blocks_of.block, blocks_of.sub_block)
     max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
@@ -152,7 +152,7 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
     convert_any = _any_block(functions, converters[mode], put, sub_block < blocks_of.block)
     whole_rows, convert_whole = 0, jit.inline(_no_block)
-    if blocks_of.block <= MOST_IN_REGISTERS and blocks_of.block % count == 0:
+    if blocks_of.block <= MAX_IN_REGISTERS and blocks_of.block % count == 0:
         whole_rows = blocks_of.block
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
         convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)

@@ -74,10 +74,10 @@ def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, in
 
 # The approximate number of elements of a tile of whole blocks, up to twice as many if the rows would be short; the number of
 # columns up to which a row counts as short; and the largest number of rows. Longer blocks have no tiles.
-TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
+TILE, ENOUGH_COLUMNS, MAX_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 # The most rows of a block that a thread of a GPU holds in registers.
-MOST_IN_REGISTERS = 32
+MAX_IN_REGISTERS = 32
 
 
 def tile_width(block: int) -> int:

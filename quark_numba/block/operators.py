@@ -267,7 +267,8 @@ def _check_whole_blocks(shape: Sequence[int], attributes: Mapping[str, Any], sho
 def _infer_whole_blocks(
     inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]
 ) -> tuple[Tensor, list[int | None] | None]:
-    """Return x and the shape of the scales. Raise ValueError for wrong attributes and shapes, as far as they are known."""
+    """Return x and the shape of the scales. Raise ValueError if an attribute is invalid and shapes, as far as they are
+    known."""
     axis, block_size = int(attributes["axis"]), positive("block_size", int(attributes["block_size"]))
     x = inputs[0] or Tensor(None, None)
     scale = inputs[1] if len(inputs) > 1 else None

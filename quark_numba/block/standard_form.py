@@ -234,7 +234,7 @@ def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
 
 
 def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
-    """Whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
+    """Return whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
     if tensor_scale.array is None or tensor_scale.array.size != 1:
         return False
     scale = abs(float(tensor_scale.array.reshape(())))

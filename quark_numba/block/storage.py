@@ -70,9 +70,9 @@ def mx_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected.
     """
-    given = locals()
+    arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(given, MX_ATTRIBUTES))
+    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
     return codes_and_scales(key, blocks, x_array, axis)
 
 
@@ -86,7 +86,7 @@ def mx_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `mx_quantize`, in float32, float16 or bfloat16: code times scale, rounded
-    once. Raises TypeError or ValueError for invalid arguments."""
+    once. Raise TypeError or ValueError for invalid arguments."""
     return _values(codes, scales, None, tuple(MX_ELEMENT_TYPES.values()), axis, block_size, output_dtype)
 
 
@@ -130,7 +130,7 @@ def nvfp4_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `nvfp4_quantize`, in float32, float16 or bfloat16: code times the product of
-    both scales. The products are rounded to float32, and the result to its type. Raises TypeError or ValueError for invalid
+    both scales. The products are rounded to float32, and the result to its type. Raise TypeError or ValueError for invalid
     arguments."""
     return _values(codes, scales, one(tensor_scale), (FLOAT4E2M1,), axis, block_size, output_dtype)
 
@@ -204,7 +204,7 @@ def _factors(element: ElementType, scales: NDArray[Any]) -> NDArray[Any]:
 
 
 def one(tensor_scale: Any) -> np.float32:
-    """Return the scale of a tensor. Raises TypeError or ValueError."""
+    """Return the scale of a tensor. Raise TypeError or ValueError."""
     (scale,) = float32_arrays(tensor_scale=tensor_scale)
     if scale.size != 1:
         raise ValueError(f"tensor_{FAULTS[SCALE].format(scale_shape=scale.shape)}")

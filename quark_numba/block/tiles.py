@@ -91,4 +91,4 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
 def is_quick(blocks: Blocks) -> bool:
     """Return whether the quick functions of ``arithmetic`` support the format."""
     is_symmetric = blocks.lowest == -blocks.highest
-    return is_symmetric and blocks.max_shift <= arithmetic.MOST_SHIFT and blocks.rounding_mode != HALF_UPWARD
+    return is_symmetric and blocks.max_shift <= arithmetic.MAX_SHIFT and blocks.rounding_mode != HALF_UPWARD

@@ -15,7 +15,7 @@ import numpy as np
 from ..compiling.jit import expand, inline
 from ..element_types import BFLOAT16, FLOAT16
 from ..element_types.codecs import rounder, upper_bits_rounder
-from .key import MOST_BITS, Key
+from .key import MAX_BITS, Key
 
 _f32, _f64 = np.float32, np.float64
 _INF = _f32(np.inf)
@@ -87,7 +87,7 @@ def _bounds(bits: Any, signed: Any, narrow: Any) -> Any:
 
 def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow: Any) -> Any:
     """One bit with a sign has the codes -1 and 1: then the first bound is the higher one, which no other format has."""
-    is_valid = _whole(bits, 1, MOST_BITS)
+    is_valid = _whole(bits, 1, MAX_BITS)
     low, high = _bounds(bits if is_valid else _f64(8), signed, narrow)
     if bits == 1 and signed != 0:
         low, high = _f64(1), _f64(-1)
@@ -130,8 +130,9 @@ def _bipolar(x: Any, numbers: Any, rounded: Any) -> Any:
 def _prepare_truncation(
     scale: Any, zero_point: Any, in_bits: Any, out_scale: Any, out_bits: Any, signed: Any, narrow: Any
 ) -> Any:
-    """An `out_scale` of NaN stands for version 1, in which the bits tell how many binary places go, and no code is clamped."""
-    is_valid = _whole(in_bits, 1, MOST_BITS) and _whole(out_bits, 1, MOST_BITS)
+    """Return an `out_scale` of NaN stands for version 1, in which the bits tell how many binary places go, and no code is
+    clamped."""
+    is_valid = _whole(in_bits, 1, MAX_BITS) and _whole(out_bits, 1, MAX_BITS)
     low, high = _bounds(out_bits if is_valid else _f64(8), signed, narrow)
     places = in_bits - out_bits if is_valid else _f64(0)
     scale, zero_point = _f32(scale), _f32(zero_point)
@@ -201,7 +202,7 @@ def _minifloat(x: Any, numbers: Any, rounded: Any) -> Any:
 
 
 def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:
-    is_valid = threshold > 0 and _whole(bits, 1, MOST_BITS)
+    is_valid = threshold > 0 and _whole(bits, 1, MAX_BITS)
     bits = bits if is_valid else _f64(8)
     scale = threshold / (_power(bits - 1) if signed != 0 else _power(bits))
     low = -threshold if signed != 0 else _f64(0)
@@ -230,7 +231,7 @@ def _range(number: Any, least: Any, most: Any, bits: Any) -> Any:
 
 
 def _prepare_range(least: Any, most: Any, bits: Any) -> Any:
-    is_valid = least < most and _whole(bits, 1, MOST_BITS)
+    is_valid = least < most and _whole(bits, 1, MAX_BITS)
     return is_valid, _range(_f32, _f32(least), _f32(most), bits if is_valid else _f64(8))
 
 
@@ -252,7 +253,7 @@ def _levels(x: Any, numbers: Any, rounded: Any) -> Any:
 
 
 def _prepare_offset_range(least: Any, most: Any, bits: Any) -> Any:
-    is_valid = least < most and _whole(bits, 1, MOST_BITS)
+    is_valid = least < most and _whole(bits, 1, MAX_BITS)
     return is_valid, _range(_f64, least, most, bits if is_valid else _f64(8))
 
 

@@ -70,9 +70,9 @@ def fake_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    given = locals()
+    arguments = locals()
     check_flags(signed=signed, narrow=narrow)
-    return convert(select("integer", rounding_mode), x, given, out=out)
+    return convert(select("integer", rounding_mode), x, arguments, out=out)
 
 
 @keeps_labels
@@ -109,9 +109,9 @@ def minifloat_quantize_dequantize(
     rounding_mode, out
         As in `fake_quantize`, and so are the result and the errors.
     """
-    given = locals()
+    arguments = locals()
     check_flags(has_inf=has_inf, has_nan=has_nan, saturation=saturation)
-    return convert(select("minifloat", rounding_mode), x, given, out=out)
+    return convert(select("minifloat", rounding_mode), x, arguments, out=out)
 
 
 def convert(
@@ -120,14 +120,14 @@ def convert(
     """Return x rounded to a format.
 
     `parameters` has the form's parameters by their names, and may have others. `names` are the names of arguments, for
-    messages, if they differ from those. Raises TypeError or ValueError."""
+    messages, if they differ from those. Raise TypeError or ValueError."""
     form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))
     arrays = []
     for parameter in form.parameters:
-        given, name = parameters[parameter], named[parameter]
-        value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, name, FLOAT32)
+        argument, name = parameters[parameter], named[parameter]
+        value = array(float(argument) if isinstance(argument, (bool, np.bool_)) else argument, name, FLOAT32)
         element_type_of(value.dtype, name, _TYPES)
         check_single(key, parameter, value.shape, name)
         check_sizes(value, name, range(value.ndim))
@@ -193,11 +193,11 @@ def prepare(
         are_valid = _preparer(key)(in_rows, numbers, rows)
     if not are_valid:
         form, columns = FORMS[key.form], in_rows.reshape(-1, rows)
-        given = ", ".join(
+        values = ", ".join(
             f"{named[name]} {columns[k][0]:g}" + (", ..." if np.any(columns[k] != columns[k][0]) else "")
             for k, name in enumerate(form.parameters)
         )
-        raise ValueError(f"the format has {given}; expected {form.expected}")
+        raise ValueError(f"the format has {values}; expected {form.expected}")
     return numbers
 
 

@@ -90,7 +90,7 @@ def _prepare(key: Key) -> Callable[[Any, Any, int], bool]:
     make = _make(key)
 
     def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
-        """Make the numbers of all rows from the parameters, which lie in the same order. Returns whether they are valid."""
+        """Make the numbers of all rows from the parameters, which lie in the same order. Return whether they are valid."""
         are_valid = np.bool_(True)
         for row in range(rows):
             are_valid &= make(parameters, rows, row, numbers)

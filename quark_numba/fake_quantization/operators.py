@@ -61,7 +61,7 @@ def operator(
         faults[FAULTS * i + NUMBER] = f"{parameter.name} has another element type; expected {names(_NUMBERS)}"
 
     def names_of(meant: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
-        """The names of the inputs, by the form's names for them."""
+        """Return the names of the inputs, by the form's names for them."""
         pairs = zip(every, given, strict=False) if inputs and inputs[-1].option != "variadic" else ()
         named = {id(value): parameter.name for parameter, value in pairs if value is not None}
         return {name: named.get(id(value), name) for name, value in meant.parameters.items()}
@@ -128,7 +128,7 @@ def _rounded(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def key_of(meaning: FakeQuantize[Any]) -> Key:
-    """Return the key of the kernel for a node. Raises ValueError for an unknown form or rounding mode."""
+    """Return the key of the kernel for a node. Raise ValueError for an unknown form or rounding mode."""
     return select(meaning.form, meaning.rounding_mode)
 
 

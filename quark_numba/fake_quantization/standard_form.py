@@ -40,33 +40,33 @@ def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOper
     """Write the nodes of a meaning, and return their output. Raise NotRewrittenError; ValueError if the format is not
     valid."""
     key = select(meaning.form, meaning.rounding_mode)
-    given = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
-    if any(is_constant(each) and not each.size for each in given.values()):
+    parameters = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
+    if any(is_constant(each) and not each.size for each in parameters.values()):
         return op("Identity", meaning.x)  # which is empty, too
-    return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, given), key.rounding_mode)
+    return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, parameters), key.rounding_mode)
 
 
-def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> list[Given]:
+def _numbers(op: Builder[AnyOperand], key: Key, parameters: Mapping[str, Given]) -> list[Given]:
     """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
-    varying = {name: parameter for name, parameter in given.items() if not is_constant(parameter)}
+    varying = {name: parameter for name, parameter in parameters.items() if not is_constant(parameter)}
     places = _VARYING.get(key.form, {})
-    if key.form == "truncation" and ("out_scale" in varying or not np.isnan(given["out_scale"]).all()):
+    if key.form == "truncation" and ("out_scale" in varying or not np.isnan(parameters["out_scale"]).all()):
         places = {}
     for name in varying:
         stays_if(name not in places, f"its {name} is not a constant")
-    arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
+    arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in parameters.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
+    prepared = prepare(key, arrays, shape, {name: name for name in parameters}).reshape(-1, *shape)
     numbers: list[Given] = [one(number) for number in prepared]
-    if varying and key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4])):
+    if varying and key.form == "minifloat" and parameters["saturation"] != 0 and np.any(np.isinf(numbers[4])):
         raise NotRewrittenError("its scale is not a constant, and its largest value is beyond float32")
     for name, parameter in varying.items():
         for place in places[name]:
             numbers[place] = parameter
-    if key.form == "integer" and not is_constant(given["bit_width"]):
-        numbers[2:] = _bounds(op, given["bit_width"], bool(given["signed"] != 0), bool(given["narrow"] != 0))
-    if key.form == "threshold" and not is_constant(given["threshold"]):
-        numbers = _of_threshold(op, given["threshold"], int(given["bit_width"]), bool(given["signed"] != 0))
+    if key.form == "integer" and not is_constant(parameters["bit_width"]):
+        numbers[2:] = _bounds(op, parameters["bit_width"], bool(parameters["signed"] != 0), bool(parameters["narrow"] != 0))
+    if key.form == "threshold" and not is_constant(parameters["threshold"]):
+        numbers = _of_threshold(op, parameters["threshold"], int(parameters["bit_width"]), bool(parameters["signed"] != 0))
     return numbers
 
 
@@ -263,7 +263,7 @@ def _of_clamped(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mo
 
 
 def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    """A limit of y needs no extra nodes if it is the result of the limit of x."""
+    """Return a limit of y needs no extra nodes if it is the result of the limit of x."""
     least, most, low, width, last, y_low, y_high, y_width = numbers
 
     def of_limit(limit: NDArray[Any]) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
 from ..compiling.records import new_record
 from . import python_record
-from .c_api import API, ORT_FAIL, OrtCustomOp, keep
+from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
 from .python_record import PYTHON, fill, python_functions
 
 # The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
@@ -41,7 +41,8 @@ _PYTHON_AT = OrtCustomOp.python.offset
 
 
 def run_work(work_address: int) -> int:
-    """The function of the other thread. No fork happens while the thread starts or enters Python (``lock.thread_states``)."""
+    """Return the function of the other thread. No fork happens while the thread starts or enters Python
+    (``lock.thread_states``)."""
     work = record_at(work_address, _WORK)
     python = record_at(work.python, PYTHON)
     call(python.PyThread_acquire_lock, (python.thread_states, 1))
@@ -137,8 +138,8 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
 
 @functools.cache
 def _plain_library() -> Any:
-    """The plain functions. They are made by LLVM without Numba, which would take longer for each of them than LLVM takes for
-    all."""
+    """Return the plain functions. They are made by LLVM without Numba, which would take longer for each of them than LLVM takes
+    for all."""
     module = ir.Module("quark_numba_plain_functions")
     for name, (what, is_array) in _PLAIN.items():
         function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), _symbol(name))
@@ -151,7 +152,7 @@ def _plain_library() -> Any:
         result = word_at(op, _WORD(getattr(OrtCustomOp, what).offset)) if isinstance(what, str) else _WORD(what)
         builder.ret(word_at(result, builder.mul(index, _WORD(8))) if is_array else result)
     with global_compiler_lock:
-        library = keep(cpu_target.target_context.codegen().create_library(module.name))
+        library = keep_alive(cpu_target.target_context.codegen().create_library(module.name))
         library.add_ir_module(module)
         library.finalize()
     return library
@@ -162,23 +163,23 @@ def _symbol(name: str) -> str:
 
 
 def plain_object() -> tuple[dict[str, str], bytes]:
-    """The symbols of the plain functions, and the object file that has them."""
+    """Return the symbols of the plain functions, and the object file that has them."""
     library = _plain_library()
     with global_compiler_lock:
         return {name: _symbol(name) for name in _PLAIN}, bytes(library.codegen._tm.emit_object(library._final_module.clone()))
 
 
 def functions() -> dict[str, int]:
-    """The addresses of the functions that all operators share."""
+    """Return the addresses of the functions that all operators share."""
     plain = {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
     return {function.__name__: compiled(function) for function in SHARED} | plain
 
 
 @functools.cache
 def compiled(function: Callable[..., int], name: str = "") -> int:
-    """The address of `function` as a C function. All arguments and the result are 64-bit words."""
+    """Return the address of `function` as a C function. All arguments and the result are 64-bit words."""
     signature = types.int64(*[types.int64] * function.__code__.co_argcount)
-    return int(keep(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
+    return int(keep_alive(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
 
 
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
@@ -189,7 +190,8 @@ _HOOK = np.dtype(
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """The result of the Python function `body` for three Python objects. If it raises, that of `again`, on another thread."""
+    """Return the result of the Python function `body` for three Python objects. If it raises, that of `again`, on another
+    thread."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes
@@ -214,7 +216,8 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
 
 
 def _raise_it(hook_address: int) -> int:
-    """A pending call, which Python makes on the main thread. Raises the kept exception: returns -1, or 0 if there is none."""
+    """Return a pending call, which Python makes on the main thread. Raises the kept exception: returns -1, or 0 if there is
+    none."""
     hook = record_at(hook_address, _HOOK)
     kept, value, traceback = hook.type, hook.value, hook.traceback
     hook.type, hook.value, hook.traceback = 0, 0, 0
@@ -233,14 +236,14 @@ def uninterrupted(
     def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
         result, is_fault = again(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
         words = (c_int64 * 2).from_address(answer)
-        words[0], words[1] = id(keep(result)), is_fault  # the caller gets the reference
+        words[0], words[1] = id(keep_alive(result)), is_fault  # the caller gets the reference
         is_done[0] = 1
 
-    hook = keep(np.zeros((), _HOOK))
+    hook = keep_alive(np.zeros((), _HOOK))
     fill(hook, _ERROR_API)
     hook["python"] = python_functions(compiled(run_work))
-    hook["body"] = id(keep(body))
-    hook["again"] = ctypes.cast(keep(python_record.PythonFunction(run_again)), c_void_p).value
+    hook["body"] = id(keep_alive(body))
+    hook["again"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_again)), c_void_p).value
     hook["raise_it"] = compiled(_raise_it)
     function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.memory import release_compiler
 from . import c_api, kept_kernels
-from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep, text_at
+from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep_alive, text_at
 from .kept_kernels import Kernel
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
@@ -56,10 +56,10 @@ class _Node(NamedTuple):
 
 
 def make_structure(description: Description, provider: str | None, functions: Mapping[str, int], python: int) -> OrtCustomOp:
-    """A new OrtCustomOp for an execution provider; None: the CPU's. `functions` are those of ``callbacks``, `python` is the
-    address of a record PYTHON."""
+    """Return a new OrtCustomOp for an execution provider; None: the CPU's. `functions` are those of ``callbacks``, `python` is
+    the address of a record PYTHON."""
     arrays = "input_types", "output_types", "input_characteristics", "output_characteristics"
-    return keep(
+    return keep_alive(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
             **{name: address for name, address in functions.items() if name in c_api.CUSTOM_OP_FUNCTIONS},
@@ -104,7 +104,7 @@ class CustomOp:
 
     def create_kernel(self, info: int) -> int:
         """Compile the kernel of an OrtKernelInfo's node, so that its first run does not have to, and return the address of the
-        node's state. Raises TypeError or ValueError if the node is wrong."""
+        node's state. Raise TypeError or ValueError if the node is wrong."""
         kernel = self._find_or_compile(self._read(info))
         # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
         self.structure.KernelComputeV2 = kernel.compute
@@ -113,7 +113,7 @@ class CustomOp:
         return self._prepare(kernel, info) if kernel.prepare else kernel.state
 
     def need_of(self, info: int) -> Need:
-        """Return what an OrtKernelInfo's node needs. Raises TypeError or ValueError if the node is wrong."""
+        """Return what an OrtKernelInfo's node needs. Raise TypeError or ValueError if the node is wrong."""
         from . import operators
 
         operator, overload = self.declared
@@ -134,7 +134,7 @@ class CustomOp:
         x = known[0]
         if x is None or not x.shape:
             return
-        inputs = [given and Tensor(_element_type(given.number), given.shape or None) for given in known]
+        inputs = [tensor and Tensor(_element_type(tensor.number), tensor.shape or None) for tensor in known]
         attributes = {each.name: c_api.read_inferred_attribute(self.api, context, each) for each in operator.attributes}
         for index, output in enumerate(operator.infer(inputs, attributes)):
             has_any_type = self.description.output_types[index] == c_api.ANY_TYPE
@@ -163,7 +163,7 @@ class CustomOp:
 
     def _check(self, node: _Node) -> None:
         """Check the types and shapes of inputs, as far as they are known, and the types of outputs of any type: a tensor of
-        another type may have too little memory. Raises TypeError or ValueError."""
+        another type may have too little memory. Raise TypeError or ValueError."""
         from ..declaration import Tensor
         from ..element_types import UINT8, names
 
@@ -198,7 +198,7 @@ class CustomOp:
 
         operator, overload = self.declared
         make = operators.gpu_state_of if self.is_on_gpu else operators.state_of
-        state = keep(make(operator, overload, attributes))
+        state = keep_alive(make(operator, overload, attributes))
         state["api"], state["has_shape_reference"] = self.api, self.has_shape_reference
         state["messages"] = c_api.texts_at(operators.messages_of(operator))
         family = operator.family
@@ -218,7 +218,7 @@ class CustomOp:
 
 
 def _element_type(number: int) -> ElementType | None:
-    """The element type of an ONNXTensorElementDataType; None if the package does not have it."""
+    """Return the element type of an ONNXTensorElementDataType; None if the package does not have it."""
     from ..element_types import ELEMENT_TYPES
 
     return next((element_type for element_type in ELEMENT_TYPES if c_api.element_type(element_type) == number), None)

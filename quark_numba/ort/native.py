@@ -51,11 +51,11 @@ _COPIES = (
 
 
 def get_library_path() -> str:
-    """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
+    """Return the path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
     The library calls functions of this process, so that the path is valid in this process only, as long as it lives. Another
-    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the
-    path leads nowhere, or to a library without operators.
+    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the path
+    leads nowhere, or to a library without operators.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def get_library_path() -> str:
 
 
 def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
-    """The value of a configuration entry of the options, or None."""
+    """Return the value of a configuration entry of the options, or None."""
     try:
         return session_options.get_session_config_entry(name)
     except RuntimeError:  # there is no such entry
@@ -91,13 +91,13 @@ def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The release of a version of ONNX Runtime."""
+    """Return the release of a version of ONNX Runtime."""
     return tuple(map(int, version.split(".")[:2]))
 
 
 def _descriptions(release: tuple[int, ...]) -> list[Description]:
-    """The descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to which
-    operators may be added."""
+    """Return the descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to
+    which operators may be added."""
     descriptions = kept_kernels.descriptions()
     if descriptions and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
         return descriptions
@@ -107,7 +107,7 @@ def _descriptions(release: tuple[int, ...]) -> list[Description]:
 
 
 def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
-    """Run `action` under the creation lock and set `is_done`. Returns an OrtStatus if it raises: no exception may reach C."""
+    """Run `action` under the creation lock and set `is_done`. Return an OrtStatus if it raises: no exception may reach C."""
     try:
         created(action)
     except BaseException as error:
@@ -131,7 +131,7 @@ class Registry:
 
     @created_once
     def library(self) -> tuple[str | None, str]:
-        """(the library's path, ""), or (None, the reason why there is none). The answer never changes in a process."""
+        """Return (the library's path, ""), or (None, the reason why there is none). The answer never changes in a process."""
         try:
             check_platform()
             if not kept_kernels.callbacks():
@@ -169,7 +169,7 @@ class Registry:
         return python_record.python_functions(self._functions["run_work"], **functions)
 
     def _register(self, options: int, api_base: int, _c: int, _d: int, is_done: Any) -> int | None:
-        """RegisterCustomOps: add domains of the catalog to an OrtSessionOptions. Returns an OrtStatus."""
+        """RegisterCustomOps: add domains of the catalog to an OrtSessionOptions. Return an OrtStatus."""
         base = c_api.OrtApiBase.from_address(api_base)
         api = base.GetApi(c_api.API_VERSION)
         version = base.GetVersionString().decode()
@@ -197,7 +197,7 @@ class Registry:
         return _run(api, add, is_done)
 
     def _get_or_create_domain(self, api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
-        """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
+        """Return an OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
         overloads' types to check types, and to infer the types of outputs that the model does not declare."""
         key = api, domain, lists_needs
         if key not in self._domains:
@@ -215,7 +215,7 @@ class Registry:
         return self._domains[key]
 
     def _create_kernel(self, op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
-        """OrtCustomOp::CreateKernelV2: create the kernel of a node, or note what it needs. Returns an OrtStatus."""
+        """OrtCustomOp::CreateKernelV2: create the kernel of a node, or note what it needs. Return an OrtStatus."""
 
         def create() -> None:
             custom_op = self._custom_ops[op]
@@ -255,6 +255,6 @@ REGISTRY = Registry()
 
 
 def _providers() -> list[str | None]:
-    """The execution providers that get operators with kernels for GPUs: None for the CPU's, and CUDA's if this machine may have
-    a GPU."""
+    """Return the execution providers that get operators with kernels for GPUs: None for the CPU's, and CUDA's if this machine
+    may have a GPU."""
     return [None, CUDA] if CUDA in available() and cuda.driver() is not None else [None]

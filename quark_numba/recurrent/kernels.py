@@ -24,7 +24,7 @@ from ..compiling import jit
 from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from .arithmetic import MOST_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
+from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES
 
@@ -141,8 +141,8 @@ def multiply_block(codes: Any, at: int, low: Any, high: Any, start: int, pairs: 
     """Write to `products`, from `to` on, the products of a block of weights with the numbers from `start` on."""
     for row in range(to, to + ROWS):
         products[row] = np.int64(0)
-    for done in range(0, pairs, MOST_PAIRS):
-        n = min(MOST_PAIRS, pairs - done)
+    for done in range(0, pairs, MAX_PAIRS):
+        n = min(MAX_PAIRS, pairs - done)
         add_products(codes, at + 2 * ROWS * done, low, high, start + 2 * done, n, products, to)
 
 

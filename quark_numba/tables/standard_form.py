@@ -70,8 +70,8 @@ def _sum_of_last_dimension(op: Builder[AnyOperand], x: AnyOperand, axis: int) ->
 
 
 def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOperand, threshold: AnyOperand) -> AnyOperand:
-    """The nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a threshold of
-    1: then the quotient is x."""
+    """Return the nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a
+    threshold of 1: then the quotient is x."""
     if lut.array is None:
         raise NotRewrittenError("its lut is not a constant")
     unit, at = _f32(applied.first), np.unique(lut.array, return_index=True)[1]

@@ -297,9 +297,9 @@ def test_checker(operator):
 
 
 WRONG_ATTRIBUTES = [
-    ({"hidden_size": 0}, "hidden_size is 0; expected a positive integer"),
-    ({"hidden_size": -4}, "hidden_size is -4; expected a positive integer"),
-    ({"hidden_size": 2**40}, "hidden_size is 1099511627776; expected a positive integer"),
+    ({"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to 268435455"),
+    ({"hidden_size": -4}, "hidden_size is -4; expected an integer from 1 to 268435455"),
+    ({"hidden_size": 2**40}, "hidden_size is 1099511627776; expected an integer from 1 to 268435455"),
     ({"layout": 1}, "layout is 1; expected 0"),
     ({"input_forget": 1}, "input_forget is 1; expected 0"),
     *(({f"{name}_scale": 0.0}, f"{name}_scale is 0.0; expected a finite, positive float32") for name in "xwrby"),

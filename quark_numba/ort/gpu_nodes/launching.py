@@ -21,21 +21,21 @@ LAUNCH = np.dtype(
 
 
 def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:
-    """The dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields. Functions get
-    the state as one of a CPU: for each type of records they would be compiled anew."""
+    """Return the dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields.
+    Functions get the state as one of a CPU: for each type of records they would be compiled anew."""
     return np.dtype([*state.descr, *LAUNCH.descr, *fields])
 
 
 @jit.inline
 def are_aligned(first: int, second: int) -> bool:
-    """Whether both addresses are multiples of VECTOR."""
+    """Return whether both addresses are multiples of VECTOR."""
     return (first | second) % VECTOR == 0
 
 
 @jit.inline
 def launch(state: Any, launch_address: int, context_address: int, work_address: int, units: int, shapes: Any) -> int:
     """Start the kernel with the record at an address, which the driver copies. The kernel runs behind what is on the node's
-    stream already. The address of the record LAUNCH is that of what follows the state. Returns an OrtStatus."""
+    stream already. The address of the record LAUNCH is that of what follows the state. Return an OrtStatus."""
     further = record_at(launch_address, LAUNCH)
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address

@@ -39,7 +39,7 @@ def _here() -> str:
 
 def load(symbol: str, address: int, argument: int) -> str:
     """Load a library that exports `symbol`, which jumps to `address` with `argument` as its third argument, and return its
-    path. Raises NotAvailableError."""
+    path. Raise NotAvailableError."""
     here = _here()
     ways: list[Callable[[], str]]
     if here in pe.MACHINES:
@@ -77,7 +77,7 @@ def _load_memory_file(content: bytes, symbol: str, code: bytes) -> str:
 
 def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
     """Load the library at a path, and check its code: if the linker has loaded another library from this path before, it
-    returns that one without reading the file. Raises OSError."""
+    returns that one without reading the file. Raise OSError."""
     library = ctypes.CDLL(path)
     function = getattr(library, symbol, None)
     if function is None or ctypes.string_at(ctypes.cast(function, ctypes.c_void_p).value or 0, len(code)) != code:
@@ -141,7 +141,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
 
 
 def _open_unchanging(path: str, flags: int) -> int:
-    """A descriptor for reading. On Windows nobody can write, replace or remove the file until it is closed."""
+    """Return a descriptor for reading. On Windows nobody can write, replace or remove the file until it is closed."""
     if sys.platform == "win32":
         import _winapi
         import msvcrt

@@ -51,7 +51,7 @@ _SUPER_BLOB, _CODE_DIRECTORY = ">5I", ">9I4B4I4Q"
 
 
 def shared_library(symbol: str, address: int, argument: int, machine: Machine) -> bytes:
-    """The bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
+    """Return the bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
 
     Two segments are loaded: one with headers and code (readable, executable), one with symbols and the signature (readable).
     Nothing is writable.
@@ -128,7 +128,7 @@ def _commands(
 
 
 def _export_trie(name: bytes, at: int) -> bytes:
-    """A root with one edge, the whole name, to a node with the address."""
+    """Return a root with one edge, the whole name, to a node with the address."""
     node = b"\0" + _uleb128(at)  # EXPORT_SYMBOL_FLAGS_KIND_REGULAR
     root = b"\0\1" + name + b"\0"
     return _padded(root + bytes([len(root) + 1, len(node)]) + node + b"\0", 8)
@@ -148,7 +148,7 @@ def _size_of_signature(covered: int) -> int:
 
 
 def _signature(content: bytes) -> bytes:
-    """The signature of all bytes before it: a digest for each page."""
+    """Return the signature of all bytes before it: a digest for each page."""
     size = 1 << _SIGNED_PAGE_BITS
     digests = [hashlib.sha256(content[start : start + size]).digest() for start in range(0, len(content), size)]
     name_at = struct.calcsize(_CODE_DIRECTORY)

@@ -6,7 +6,7 @@ There is a module for each family. It contains
 
 - ``STATE``, the dtype of a node's state: a record that begins with the fields of ``context.STATE``;
 - ``select(operator, overload, attributes)``, which returns a ``context.Selection``: the key of the kernel, and numbers for the
-  fields of the state. It compiles nothing and raises ValueError for wrong attributes;
+  fields of the state. It compiles nothing and raises ValueError if an attribute is invalid;
 - ``compute(state_address, context_address)``, which ONNX Runtime calls in each run. It returns an OrtStatus, 0 for success;
 - optionally ``NUMBERS``, the names of the numbers that error messages mention besides shapes, in the order in which ``compute``
   passes them;
