@@ -77,7 +77,7 @@ def quick_functions(key: Key) -> QuickFunctions:
 @functools.cache
 def quick_converters(key: Key) -> dict[int, Any]:
     """Return the converters for ordinary blocks by rounding mode: (x as stored, anchor, the result of `kernels.bounds_of`) -> y
-    as stored. HALF_UPWARD has none."""
+    as stored. There is no converter for HALF_UPWARD."""
     if key.element:
         return {HALF_TO_EVEN: _quick_converter(key, *_element_grid(key.element))}
     return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
@@ -293,7 +293,7 @@ def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
         bound = bound_of(anchor, bounds)
         magnitude = magnitude if magnitude < bound else bound
         sign = np.uint32(value.view(np.uint32) & ~MAGNITUDE)
-        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # it has no sign of its own
+        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # the magnitude is positive
 
     return inline(convert)
 

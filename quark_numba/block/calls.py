@@ -18,7 +18,7 @@ from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_na
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
-# The scale of the tensor, for formats that have none.
+# The scale of the tensor, for formats without one.
 ONE = np.float32(1)
 
 
@@ -139,7 +139,7 @@ def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
 
 
 def axis_of(shape: tuple[int, ...], axis: Any) -> int:
-    """Return the axis along which blocks are cut, as a number from 0 on. Raise TypeError or ValueError."""
+    """Return the axis along which blocks are cut, as a number from 0 on. Raise TypeError or ValueError if `axis` is invalid."""
     axis = index(axis, "axis")
     fault, _, _ = block_shape(shape, axis, 1)
     if fault:

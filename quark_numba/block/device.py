@@ -114,8 +114,8 @@ def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte:
 
 
 def round_trip(key: Key, blocks_of: Blocks) -> Any:
-    """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of y's. The key has no
-    scales.
+    """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of those of y. The key
+    has no scales.
 
     Raises
     ------
@@ -134,8 +134,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
 def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
-    Codes of less than 8 bits lie as in ONNX Runtime's tensors. Of `blocks_of`, the block sizes and the rounding mode count; the
-    record of a launch has the other numbers.
+    Codes of less than 8 bits lie as in tensors of ONNX Runtime. Of `blocks_of`, the block sizes and the rounding mode count;
+    the record of a launch has the other numbers.
 
     Raises
     ------

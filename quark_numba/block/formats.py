@@ -1,5 +1,5 @@
 """The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark,
-version 1), or of NVIDIA's NVFP4 and MXFP8."""
+version 1), or of NVFP4 and MXFP8 as NVIDIA defines them."""
 
 from __future__ import annotations
 
@@ -105,14 +105,13 @@ def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tu
 
 
 def is_idempotent(key: Key, blocks: Blocks) -> bool:
-    """Return whether float32 results come back from another round trip to the format as they are, also if some of them became
-    0.
+    """Return whether another round trip to the format leaves float32 results as they are, also if some of them became 0.
 
     It is proved for whole numbers of steps, as many below 0 as above. A result is m * step with |m| <= highest, and the step is
     2 ** (e - drop), where e is the exponent of the largest element of the block, or e less the shift of the sub-block. highest
     is below 2 ** (drop + 1), so that all results are below 2 ** (e + 1). So no exponent is larger the second time, and neither
     is a step: results are whole numbers of the new steps, too. They are below 2 ** (e' + 1) for the new exponent e', so that
-    none of these numbers is above highest. Elements that are ignored, Inf and NaN, come back. In MicroeXponents no result is
+    these numbers are at most highest. Elements that are ignored, Inf and NaN, stay as they are. In MicroeXponents no result is
     subnormal, as the least normal number is a whole number of any step that is not larger.
 
     Rounding to bfloat16 first changes no result whose number has at most 7 bits, as no step is below 2 ** (-127 - drop), and no
@@ -122,7 +121,7 @@ def is_idempotent(key: Key, blocks: Blocks) -> bool:
 
 
 class NvidiaFormat(NamedTuple):
-    """A format of NVIDIA's TensorRT, whose blocks are whole."""
+    """A format of TensorRT, whose blocks are whole."""
 
     name: str
     codes: ElementType

@@ -63,7 +63,7 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
 
 
 def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """`block_shape` for operators that refuse a last block that is shorter, and any axis that x does not have."""
+    """Return what `block_shape` returns, or a fault if x lacks the axis or its last block would be shorter."""
     rank = len(x_shape)
     if axis < -rank or axis >= rank:
         return AXIS, 0, 0

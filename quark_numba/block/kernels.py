@@ -296,8 +296,8 @@ def _run_packed(key: Key) -> Any:
     y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
 
     def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-        """`_run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for
-        the codes of a piece."""
+        """Do what `_run` does, for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the
+        elements and for the codes of a piece."""
         piece, pieces = piece_size(blocks, y_per_byte), count_pieces(x.size, blocks, y_per_byte)
         block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, y_per_byte)
         words = scratch_size(blocks)
@@ -341,7 +341,7 @@ def _loops(key: Key) -> Loops:
     writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
 
     def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
-        """Convert all of x on the caller's thread."""
+        """Convert all of x on one thread."""
         scratch = np.empty(scratch_size(blocks), np.uint32)
         convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
 

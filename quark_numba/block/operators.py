@@ -70,7 +70,7 @@ def _operator(
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError for wrong attributes
+        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError if an attribute is invalid
         return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes), returns_own)
 
     return Operator(

@@ -120,7 +120,7 @@ def convert(
     """Return x rounded to a format.
 
     `parameters` has the form's parameters by their names, and may have others. `names` are the names of arguments, for
-    messages, if they differ from those. Raise TypeError or ValueError."""
+    messages, if they differ from those. Raise TypeError or ValueError if an argument is invalid."""
     form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))

@@ -96,7 +96,7 @@ def dtype_of(key: Key) -> Any:
 
 
 def select(form: str, rounding_mode: str = "ROUND") -> Key:
-    """Return the key for a form and a rounding mode by any of its names. Raise TypeError or ValueError."""
+    """Return the key for a form and a rounding mode by any of its names. Raise TypeError or ValueError if one is invalid."""
     if not isinstance(rounding_mode, str):
         raise TypeError(f"rounding_mode is {rounding_mode!r}; expected a name")
     mode = _MODES.get(rounding_mode.upper())

@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 The functions are those of ``arithmetic`` by the same names, operation by operation. The numbers that they take are those of
 ``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN, and Clip alone
@@ -285,7 +285,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
 
 def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
     """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
-    one. Its optimizers exchange the two behind a Not, which therefore is an Xor."""
+    one. Its optimizers exchange the two after a Not, which therefore is an Xor."""
     if not _has_negative_zero(number):
         return op("Where", where, number, y)
     return op("Where", op("Xor", where, np.array(True)), y, number)

@@ -67,7 +67,7 @@ def run(
                 for i in range(unsigned(n)):
                     tile[to + i] = to_bfloat16(x[start + i])
                 for i in range(unsigned(n), unsigned(columns)):
-                    tile[to + i] = np.float32(0)  # changes no sum: sums begin with 0, so none is -0
+                    tile[to + i] = np.float32(0)  # changes no sum: sums begin with 0, and so are never -0
             add_up(tile, TILE, columns, sums, squares)  # sums of rows beyond `count` are not used
             done += n
         for k in range(count):
@@ -83,7 +83,7 @@ def run(
 
 
 def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> None:
-    """Normalize all of x on the caller's thread."""
+    """Normalize all of x on one thread."""
     run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, np.zeros(SCRATCH, np.float32))
 
 

@@ -93,7 +93,7 @@ REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 # The ONNXTensorElementDataType of an input or output that may have any type: UNDEFINED.
 ANY_TYPE = 0
 
-# The first release in which a custom operator in ONNX's own domain replaces ONNX Runtime's.
+# The first release in which a custom operator in ONNX's own domain replaces the operator of ONNX Runtime.
 FLOAT_QDQ_RELEASE = (1, 31)
 
 
@@ -126,7 +126,7 @@ class OrtCustomOp(ctypes.Structure):
         ("version", c_uint32),
         *((name, c_void_p) for name in CUSTOM_OP_FUNCTIONS),
         ("name", c_void_p),
-        ("provider", c_void_p),  # 0: the CPU's
+        ("provider", c_void_p),  # 0 for the CPU provider
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
@@ -159,7 +159,7 @@ T = TypeVar("T")
 
 
 def keep_alive(value: T) -> T:
-    """`value`, which is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
+    """Return `value`. It is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
     long as the process lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
@@ -255,8 +255,8 @@ def read_node_name(api: int, info: int) -> str:
 
 
 def read_inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
-    """Return for each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape,
-    None if it is unknown or a scalar's, which look the same."""
+    """Return, for each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is not a tensor; and the shape,
+    None if it is unknown or that of a scalar: these look the same."""
     count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
     return [read_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
@@ -280,7 +280,7 @@ def _shape(api: int, info: int) -> list[int | None]:
 
 
 def read_constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
-    """Return for each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no
+    """Return, for each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is not a
     constant."""
     result = []
     for index in range(count):
@@ -300,11 +300,11 @@ class InferredTensor(NamedTuple):
 
     number: int  # ONNXTensorElementDataType
     shape: list[int | None]
-    names: list[bytes]  # of the dimensions, empty if they have none
+    names: list[bytes]  # of the dimensions, empty for those without a name
 
 
 def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | None:
-    """Return an input of an OrtShapeInferContext; None if the node leaves it out."""
+    """Return an input of an OrtShapeInferContext, or None if the node leaves it out."""
     try:
         info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
     except StatusError:

@@ -4,9 +4,9 @@ The limits of onnxruntime-extensions 0.15, and what follows from them here:
 
 - float16 and bfloat16 tensors end the process. These types are not declared, so that ONNX Runtime refuses such a model.
 - Every input is required, and all overloads must have the same number of inputs. A node without a zero point is refused.
-- A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values come from
-  ``Operator.attributes_of_shapes``, or are the defaults.
-- Attributes come as text, a FLOAT with six digits. So the scales of LSTM layers differ slightly from those of the model.
+- A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values are those
+  of ``Operator.attributes_of_shapes``, or the defaults.
+- Attributes are passed as text, a FLOAT with six digits. So the scales of LSTM layers differ slightly from those of the model.
 - An exception ends the process. A fault of a node is logged, and its outputs are empty.
 """
 
@@ -123,7 +123,7 @@ def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
 
 
 def _body(operator: Operator, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str) -> tuple[NDArray[Any], ...]:
-    """Return the outputs of a node, whose attributes come as text."""
+    """Return the outputs of a node, whose attributes are passed as text."""
     values = {attribute.name: attribute.value(texts[attribute.name]) for attribute in attributes}
     if operator.attributes_of_shapes and not attributes:
         values = operator.attributes_of_shapes(*(array.shape for array in inputs))

@@ -118,12 +118,12 @@ def _stubs(names: list[str]) -> str:
 
 
 def descriptions() -> list[Description]:
-    """Return the descriptions of all overloads; empty: nothing is loaded."""
+    """Return the descriptions of all overloads, or an empty list if nothing is loaded."""
     return _kept.descriptions
 
 
 def callbacks() -> dict[str, int]:
-    """Return the addresses of the functions that all operators share; empty: nothing is loaded."""
+    """Return the addresses of the functions that all operators share, or an empty dict if nothing is loaded."""
     return {name: _kept.addresses[symbol] for name, symbol in _kept.callbacks.items()}
 
 
@@ -133,7 +133,7 @@ def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any,
 
 
 def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
-    """Return the kept kernel of a node; None: there is none."""
+    """Return the kept kernel of a node, or None if no kernel is kept for it."""
     state = _kept.states.get(key)
     if state is None:
         return None
@@ -198,7 +198,7 @@ def content_of(recorded: Recorded, release: tuple[int, ...]) -> dict[str, Any]:
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is to be kept of a state that this process has made. Raise LookupError as `content_of`."""
+    """Return what is to be kept of a state that this process has made. Raise LookupError if it cannot be kept."""
     from . import operators
 
     words, functions = operators.words_of(operator, overload, attributes)

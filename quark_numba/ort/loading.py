@@ -1,8 +1,8 @@
-"""What is known of sessions that Python's ``onnxruntime.InferenceSession`` is creating: what their models declare, and which
-execution providers they have.
+"""What is known of sessions that ``onnxruntime.InferenceSession`` is creating: what their models declare, and which execution
+providers they have.
 
 ONNX Runtime asks for the type of each output while it loads a model, does not say which types the model declares, and refuses a
-model that declares another type than the answer. So who answers has to know what is declared."""
+model that declares another type than the answer. So the answer has to depend on what is declared."""
 
 from __future__ import annotations
 

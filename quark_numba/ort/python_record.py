@@ -12,7 +12,7 @@ import numpy as np
 from ..compiling.lock import thread_states
 from .c_api import keep_alive, text_at
 
-# Functions of Python's C API. The first one is private before Python 3.13.
+# Functions of the C API of Python. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
 _PYTHON_API = (
     _IS_FINALIZING,
@@ -44,7 +44,7 @@ def python_functions(run_work: int, **functions: Callable[[int, int, int, int, A
 
 
 def fill(record: Any, names: Sequence[str]) -> None:
-    """Write the addresses of functions of Python's C API into a record."""
+    """Write the addresses of functions of the C API of Python into a record."""
     for name in names:
         field = "is_finalizing" if name == _IS_FINALIZING else name
         record[field] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
-    """Return what a node with these attributes does. Raise ValueError if they are wrong."""
+    """Return what a node with these attributes does. Raise ValueError if one is invalid."""
     if operation == COUNT:
         layout = attributes["data_layout"]
         if layout and "C" not in layout:
@@ -63,7 +63,7 @@ def _filler() -> Any:
 
 
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
-    """Return what a node gives for its inputs. Raise TypeError or ValueError."""
+    """Return the output of a node for these inputs. Raise TypeError or ValueError if one is invalid."""
     arrays = float32_arrays(**dict(zip(INPUTS[rule.operation], inputs, strict=True)))
     shapes = [array.shape for array in arrays]
     fault, axis, rows, entries, inner = shape_of(rule.is_nearest, rule.axis, shapes[0], shapes[1], shapes[-1])

@@ -103,7 +103,7 @@ def _loops(operation: str) -> Loops:
     convert_rows = _run(operation)
 
     def serial(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int) -> None:
-        """Convert all of x on the caller's thread."""
+        """Convert all of x on one thread."""
         convert_rows(x, table, y, inner, rows, entries, 0)
 
     def parallel(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, slices: int) -> None:
@@ -128,7 +128,7 @@ def fill(
     is_nearest: bool, one: Any, two: Any, source: Any, thresholds: Any, source_rows: int, table: Any, rows: int, entries: int
 ) -> bool:
     """Make the table of `rows` and `entries` from the numbers of a `calls.Rule` and the inputs of a node. Return whether all
-    thresholds are valid. "count" has none of this kind, but a row of entries for each channel."""
+    thresholds are valid. In "count" these are entries, in a row for each channel, and are always valid."""
     are_valid: Any = np.bool_(True)
     source_entries = source.size if is_nearest else source.size // source_rows
     for row in range(rows):

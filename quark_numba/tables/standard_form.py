@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 Both operations are step functions. The steps are thresholds in ascending order. NaN reaches no threshold."""
 

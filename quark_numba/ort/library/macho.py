@@ -2,7 +2,7 @@
 this process, and with the signature that Apple's processors require.
 
 The file has what macOS's dynamic linker requires ("mach-o/loader.h") and nothing that it would have to change. The signature is
-"ad hoc": it holds digests of the file's pages, and nobody's name ("kern/cs_blobs.h").
+"ad hoc": it holds digests of the pages of the file, and no name of a signer ("kern/cs_blobs.h").
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _commands(
         # Nothing to rebase or to bind: an export trie alone.
         command(_LC_DYLD_INFO_ONLY, *[0] * 8, _PAGE, len(trie)),
         command(_LC_SYMTAB, symbols_at, 1, strings_at, len(strings)),
-        # No local symbols, one external one, none that is undefined.
+        # No local symbol, one external symbol, no undefined symbol.
         command(_LC_DYSYMTAB, 0, 0, 0, 1, 1, *[0] * 13),
         command(_LC_UUID, rest=uuid.ljust(16, b"\0")),
         command(_LC_BUILD_VERSION, _PLATFORM_MACOS, _MACOS_11, _MACOS_11, 0),

@@ -14,7 +14,7 @@ There is a module for each family. It contains
   the names of the fields: a function, None where no function is needed, or a tuple of these. The field ``task`` gets that of
   the key's kernel;
 - optionally ``FREE`` and ``settle(state_address, values_address)``. Stand-alone libraries take any values of the attributes
-  FREE: ``settle`` sets what these decide, as ``select`` does it, and returns 0 if they are wrong;
+  FREE: ``settle`` sets what these decide, as ``select`` does it, and returns 1, or 0 if one is invalid;
 - optionally ``prepare(state_address, constants_address)`` and ``destroy(state_address)``. Nodes that are alike share a state
   unless there is a ``prepare``, which returns the address of the state of one node, or 0 if memory runs out. It gets two words
   for each input: the address of a constant's elements and their number, or zeros if the input is not a constant.

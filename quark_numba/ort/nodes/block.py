@@ -21,7 +21,7 @@ STATE = context.state_dtype(
     "axis",
     "has_bit_width",  # block floating point
     "is_microexponent",
-    # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
+    # The operators of TensorRT take whole blocks only; they may have an input with the scale of the tensor, and return scales.
     "is_of_whole_blocks",
     "has_tensor_scale",
     "has_codes",
@@ -56,7 +56,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 0 if they are wrong."""
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 5, np.int64)
     block, bit_width, sub_block, shift_bits = values[1], values[2], values[3], values[4]
     state.axis, state.block, state.sub_block = values[0], block, block

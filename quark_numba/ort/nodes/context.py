@@ -37,8 +37,8 @@ MAX_RANK = 64
 # the family `linear`.
 _SMALL = 1 << 16
 
-# The order of messages: two for every operator, then those of the faults. Number 0 is that of a kernel that a GPU's driver does
-# not start, whose message mentions the driver's number as that of the first of NUMBERS. The operator's begin with 1.
+# The order of messages: two for every operator, then those of the faults. Fault 0 is a kernel that the GPU driver does not
+# start; its message mentions the error number as the first of NUMBERS. The faults of an operator begin with 1.
 _NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
 NOT_STARTED = 0
 
@@ -50,7 +50,7 @@ _FIRST_NUMBER, _FIRST_TEXT, _MAX_NUMBERS = 9, 32, 3
 class Selection(NamedTuple):
     """The kernel and the numbers that a node's types and attributes select."""
 
-    key: Any  # of the family's dispatch table; None: the node has no kernel
+    key: Any  # of the dispatch table of the family, or None if the node has no kernel
     numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
 
 
@@ -102,14 +102,14 @@ def data_of(state: Any, value: int) -> int:
 
 @jit.inline
 def shape_of(state: Any, value: int, shape_address: int, scratch_address: int) -> bool:
-    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK, and sets it to 0 then.
+    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK; then it is set to 0.
 
-    The dimensions lie where ONNX Runtime has them, or in `scratch_address`, the address of MAX_RANK words. None of these calls
-    to ONNX Runtime fails on a tensor."""
+    The dimensions lie where ONNX Runtime has them, or in `scratch_address`, the address of MAX_RANK words. These calls to ONNX
+    Runtime never fail on a tensor."""
     api = record_at(state.api, API)
     shape = record_at(shape_address, SHAPE)
     if state.has_shape_reference:
-        # The element type goes to `scratch_address`.
+        # The element type is written to `scratch_address`.
         call(api.GetTensorElementTypeAndShapeDataReference, (value, scratch_address, shape_address, shape_address + 8))
     else:
         info = ask(api.GetTensorTypeAndShape, (value,))[1]
@@ -156,8 +156,8 @@ def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any,
 @jit.expand
 def read_inputs(state: Any, context: int, count: int, most: int) -> Any:
     """Return (whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
-    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that
-    a node lacks, too."""
+    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages also read the shapes of
+    inputs that a node lacks."""
     values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), most, SHAPE)
     for k in range(most):
         values[k] = shapes[k].dimensions = shapes[k].rank = 0
@@ -182,7 +182,7 @@ def size_of(shape: Any) -> int:
 
 @jit.inline
 def is_small(cost: int) -> bool:
-    """Return whether work of this cost is left to one thread, see _SMALL."""
+    """Return whether work of this cost is left to one thread (_SMALL)."""
     return cost <= _SMALL
 
 
@@ -268,8 +268,8 @@ def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes:
 
 @jit.expand
 def fault_status(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return an OrtStatus for a fault: if `exceeds_max_rank`, that a tensor has too many dimensions, else the fault of this
-    number among the operator's.
+    """Return an OrtStatus for a fault: if `exceeds_max_rank`, that a tensor has too many dimensions, else the fault of the
+    operator with this number.
 
     The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's NUMBERS.
     If there is no memory for the message, the status says that memory ran out."""
@@ -283,7 +283,7 @@ def begin_output(
     state: Any, context: int, shape: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
 ) -> Any:
     """Return (an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there
-    is a fault, see `fault_status`. There is nothing to do if the status is an error or the number 0."""
+    is a fault (`fault_status`). There is nothing to do if the status is an error or the number 0."""
     y: Any = np.int64(0)
     if exceeds_max_rank or fault:
         status = fault_status(state, exceeds_max_rank, fault, shapes, a, b, c)
@@ -300,7 +300,7 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]
     for i, name in enumerate(numbers):
         marks[name] = chr(_FIRST_NUMBER + i)
     texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
-    texts[_FIRST_FAULT + NOT_STARTED] = f"CUDA's driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
+    texts[_FIRST_FAULT + NOT_STARTED] = f"the CUDA driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
     texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
     if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
         raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")

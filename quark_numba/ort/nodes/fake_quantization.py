@@ -32,8 +32,8 @@ STATE = context.state_dtype(
     "parameters",  # the number of parameters
     "numbers",  # the number of numbers
     "inputs",  # the number of inputs of a node that has all of them
-    # For each parameter: the input that has it, 0 for none; the same if the node lacks its last input; its value if no input
-    # has it; whether it has to be of one element.
+    # For each parameter: the number of the input that has it, or 0; the same if the node lacks its last input; its value if no
+    # input has it; whether it has to be of one element.
     ("sources", np.int64, MAX_PARAMETERS),
     ("fewer_sources", np.int64, MAX_PARAMETERS),
     ("values", np.float64, MAX_PARAMETERS),
@@ -95,20 +95,19 @@ def functions(overload: Overload, key: Key) -> dict[str, Any]:
 
 
 @jit.inline
-def _along(shape: Any, axis: int, rank: int, room: Any) -> Any:
-    """Return the shape that broadcasts to x, for a parameter that lies along an axis of x: with dimensions of 1 behind it, in
-    `room`."""
+def _along(shape: Any, axis: int, rank: int, lengths: Any) -> Any:
+    """Return the shape that broadcasts to x for a parameter along an axis of x: followed by dimensions of 1, in `lengths`."""
     if axis == NO_AXIS or shape.size != 1 or shape[0] == 1:
         return shape
-    room[0] = shape[0]
+    lengths[0] = shape[0]
     for d in range(1, rank - axis):
-        room[d] = 1
-    return array_at(room.ctypes.data, rank - axis, np.int64)
+        lengths[d] = 1
+    return array_at(lengths.ctypes.data, rank - axis, np.int64)
 
 
 @jit.function
 def _fault_of(shape: Any, is_single: int, kind: int, axis: int, rank: int, number: int) -> int:
-    """Return the fault of input `number`, a parameter with this shape and element type; 0: there is none."""
+    """Return the fault of input `number`, a parameter with this shape and element type, or 0 if it is valid."""
     if kind != FLOATS and kind != DOUBLES and kind != INTEGERS and kind != LONG_INTEGERS:
         return FAULTS * number + NUMBER
     if is_single or (axis != NO_AXIS and shape.size != 1):
@@ -134,7 +133,7 @@ def _number_at(data: int, kind: int, index: int) -> float:
 
 @jit.expand
 def _place(state: Any, count: int, values: Any, shapes: Any, sources: Any, kinds: Any, axis: int, lengths: Any) -> Any:
-    """Return (the fault, the first and the last axis of x along which a parameter has several elements). Sets `kinds` to the
+    """Return (the fault, the first and the last axis of x along which a parameter has several elements). Set `kinds` to the
     element types of parameters."""
     x_shape = context.shape_at(shapes, 0)
     rank = x_shape.size

@@ -84,11 +84,11 @@ def _is_zero(address: int, size: int) -> bool:
 
 @jit.function
 def _parameters(widen: int, itemsize: int, source: int, source_count: int, count: int, one: int) -> int:
-    """Return the address of `count` scales or zero points in the kernel's type; 0 if memory runs out.
+    """Return the address of `count` scales or zero points in the type of the kernel, or 0 if memory runs out.
 
-    `source` is the address of those of the tensor, `source_count` their number: fewer than `count` are repeated. If `source` is
-    0, the result is zeros. The result is at `source` if those can be used as they are; at `one`, the address of 8 bytes, if it
-    fits there; else in memory that the caller has to release."""
+    `source` is the address of those in the tensor, and `source_count` their number: fewer than `count` are repeated. If
+    `source` is 0, the result is zeros. The result is at `source` if those can be used as they are. Else it is at `one`, the
+    address of 8 bytes, if it fits there, or in memory that the caller has to release."""
     if source and source_count >= count and widen == 0:
         return source
     size = count * itemsize
@@ -114,7 +114,7 @@ def _parameters(widen: int, itemsize: int, source: int, source_count: int, count
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 0 if they are wrong."""
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 2, np.int64)
     state.axis, state.block_size = values[0], values[1]
     return 1 if values[1] >= 0 else 0

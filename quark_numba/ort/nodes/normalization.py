@@ -28,7 +28,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the value of epsilon decides, as `select` does it. Return 1: no value is wrong."""
+    """Set what the value of epsilon decides, as `select` does it. Return 1: all values are valid."""
     record_at(state_address, STATE).epsilon = array_at(values_address, 1, np.float32)[0]
     return 1
 

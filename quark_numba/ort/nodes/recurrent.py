@@ -51,7 +51,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 0 if they are wrong."""
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
     values, layer = record_at(values_address, FREE_VALUES), record_at(state_address + LAYER_AT, LAYER)
     are_valid = 0 < values.hidden_size <= MAX_HIDDEN
     layer.hidden = values.hidden_size
@@ -67,10 +67,10 @@ def settle(state_address: int, values_address: int) -> int:
 
 
 def prepare(state_address: int, constants_address: int) -> int:
-    """Return the address of one node's state; 0 if memory runs out.
+    """Return the address of one node's state, or 0 if memory runs out.
 
-    If the weights are constants of the right size, it is a copy of the state, followed by the weights' codes. Else it is the
-    given state."""
+    If the weights are constants of the right size, this is a copy of the state, followed by the codes of the weights. Else it
+    is the address that was passed."""
     state = record_at(state_address, STATE)
     constants = array_at(constants_address, 8, np.int64)  # for each input the address of its elements and their number
     hidden = state.layer.hidden
@@ -98,7 +98,7 @@ def prepare(state_address: int, constants_address: int) -> int:
 
 
 def destroy(state_address: int) -> int:
-    """OrtCustomOp::KernelDestroy: release what `prepare` allocated."""
+    """Release what `prepare` allocated (OrtCustomOp::KernelDestroy). Return 0."""
     if record_at(state_address, STATE).weights:
         release(state_address)
     return 0
