@@ -113,7 +113,7 @@ def _exponent_of(key: Key) -> Any:
 
 @inline
 def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scale: Any) -> Any:
-    """Return the step of a sub-block; NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
+    """Return the step of a sub-block, or NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
     `exponent_of` over the block, `largest` the maximum over the sub-block.
 
     The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the difference between the exponents of
@@ -204,7 +204,7 @@ def _shared(key: Key) -> Any:
 
 def _nvfp4_scale(key: Key) -> Any:
     """Return the function for scales of float8e4m3fn, with which the largest magnitude becomes the largest value of the element
-    type. A scale that would be 0 is 1. NaN has no sign, whichever the processor gives to 0 / 0."""
+    type. A scale that would be 0 is 1. NaN has no sign, whatever sign the processor returns for 0 / 0."""
     u32, f32 = np.uint32, np.float32
     encode = codecs.encoder(key.scales, saturate=True)
     lowest, most, one, largest_code = f32(2.0**-9), f32(key.scales.highest), f32(1), f32(key.codes.highest)

@@ -1,4 +1,5 @@
-"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, a shift for each sub-block."""
+"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, and a shift for each
+sub-block."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def is_idempotent(key: Key, blocks: Blocks) -> bool:
     It is proved for whole numbers of steps, as many below 0 as above. A result is m * step with |m| <= highest, and the step is
     2 ** (e - drop), where e is the exponent of the largest element of the block, or e less the shift of the sub-block. highest
     is below 2 ** (drop + 1), so that all results are below 2 ** (e + 1). So no exponent is larger the second time, and neither
-    is a step: results are whole numbers of the new steps, too. They are below 2 ** (e' + 1) for the new exponent e', so that
+    is a step: results are also whole numbers of the new steps. They are below 2 ** (e' + 1) for the new exponent e', so that
     these numbers are at most highest. Elements that are ignored, Inf and NaN, stay as they are. In MicroeXponents no result is
     subnormal, as the least normal number is a whole number of any step that is not larger.
 

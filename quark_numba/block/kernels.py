@@ -198,7 +198,7 @@ def _columns(key: Key) -> Any:
 
 
 def _consecutive(key: Key) -> Any:
-    """Return the loop over blocks along the last axis; None if these are converted in transposed tiles."""
+    """Return the loop over blocks along the last axis, or None if these are converted in transposed tiles."""
     if not key.has_scales or len(arithmetic.converters(key)) > 1:
         return None
     (magnitude_of, step_of, _), set_scales = arithmetic.block_functions(key), _set_scales(key)

@@ -109,7 +109,7 @@ def _prepare_codes(scale: Any, low: Any, high: Any) -> Any:
 
 
 def _codes(x: Any, numbers: Any, rounded: Any) -> Any:
-    """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX give. `low` and `high` are the bounds of Clip, less the
+    """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX return. `low` and `high` are the bounds of Clip, less the
     zero point. NaN becomes the lowest code, and a code has no -0."""
     scale, low, high = numbers
     code = rounded(_f32(x / scale))

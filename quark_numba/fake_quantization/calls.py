@@ -41,7 +41,7 @@ def fake_quantize(
 
     y = (round(clamp(x / scale + zero_point, lowest, highest)) - zero_point) * scale. The zero point is added before rounding,
     so that it need not be whole. `quantize_dequantize` adds it afterwards, as ONNX does. Each operation is rounded once. NaN
-    stays NaN, but for one bit with a sign, where it gives -scale. A small negative x may give -0.
+    stays NaN, but for one bit with a sign, where it becomes -scale. A small negative x may become -0.
 
     Parameters
     ----------

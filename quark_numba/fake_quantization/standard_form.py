@@ -147,7 +147,7 @@ def _one_bound(op: Builder[AnyOperand], v: AnyOperand, bound: Given, operator: s
 def _rounded(op: Builder[AnyOperand], v: AnyOperand, mode: str, *, is_positive: bool, may_be_negative_zero: bool) -> AnyOperand:
     """Return v rounded. With `is_positive` no element is below 0.
 
-    The sign of v comes from Clip: below a magnitude of 1, or 1/4, the other factor is a zero, so that only the sign counts."""
+    The sign of v is taken by Clip: below a magnitude of 1, or 1/4, the other factor is a zero, so that only the sign counts."""
     if mode in _ONE_NODE:
         return op(_ONE_NODE[mode], v)
     if mode == "DOWN":
@@ -236,11 +236,11 @@ def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mod
 
 
 def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int) -> AnyOperand:
-    """Return the step between the values of the format at v; NaN for NaN and Inf."""
+    """Return the step between the values of the format at v, or NaN for NaN and Inf."""
     smallest = max(least + mantissa_bits, -126)
     stays_if(smallest > 127, "its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
-    if smallest >= _LEAST_EXPONENT:
+    if smallest >= _MIN_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
     magnitude = op("Add", magnitude, 2.0**-126)
     # The powers of two of numbers below 1, and of the others. One factor is 1.
@@ -250,7 +250,7 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
 
 
 # From this exponent on `last_place` is right, and 2 ** -126, which QONNX adds before it takes the exponent, has no effect.
-_LEAST_EXPONENT = -101
+_MIN_EXPONENT = -101
 
 
 def _power(exponent: int) -> NDArray[Any]:
@@ -277,15 +277,15 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     v = op.product(op.quotient(_minus(op, v, low), width), last)
     y = op.plus(op.product(op.quotient(op("Round", v), last), y_width), y_low)
     if _has_negative_zero(y_low, y_high) and not np.all((width > 0) & (y_width >= 0)):
-        raise NotRewrittenError("a limit of its y is -0")  # y may be -0, too
+        raise NotRewrittenError("a limit of its y is -0")  # y may be -0 as well
     if not is_high_clamped:
         y = _replaced(op, op("Greater", x, most), y_high, y)
     return y if is_low_clamped else _replaced(op, op.at_least(op("Neg", x), -least), y_low, y)
 
 
 def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
-    """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
-    one. Its optimizers exchange the two after a Not, which therefore is an Xor."""
+    """Return y with a number in other places. Where of ONNX Runtime returns 0 for a -0 in its second input, but not in its
+    third one. Its optimizers exchange the two after a Not, which therefore is an Xor."""
     if not _has_negative_zero(number):
         return op("Where", where, number, y)
     return op("Where", op("Xor", where, np.array(True)), y, number)

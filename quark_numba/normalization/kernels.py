@@ -103,7 +103,7 @@ def task(work_address: int, index: int) -> None:
     x, y = array_at(work.x, size, np.float32), array_at(work.y, size, np.float32)
     scale, bias = array_at(work.scale, work.channels, np.float32), array_at(work.bias, work.channels, np.float32)
     scratch = array_at(stack(SCRATCH // 2), SCRATCH, np.float32)
-    for i in range(SCRATCH):  # unused rows are added up too, and values such as subnormals would make that slow
+    for i in range(SCRATCH):  # unused rows are also added up, and values such as subnormals would make that slow
         scratch[i] = np.float32(0)
     last = min(work.instances, first + work.part)
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)

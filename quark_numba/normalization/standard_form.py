@@ -2,8 +2,8 @@
 
 The functions are those of ``arithmetic``. The sums of an instance are those of CumSum, which adds one element after the other.
 The square of a bfloat16 is a float32, so that adding it is the fused step of the kernel. Two cases differ: squares of elements
-below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, which no computation gives. All but
-the last steps take one element for each instance.
+below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, and that no computation returns. All
+but the last steps take one element for each instance.
 """
 
 from __future__ import annotations

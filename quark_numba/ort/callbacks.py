@@ -6,7 +6,7 @@ has called a Python function, the exception does not reach C: it sees a function
 - functions that describe an operator read the answer from memory: it follows the OrtCustomOp that they get;
 - functions that need Python let another thread run it, where no signal handlers run, and wait without Python;
 - nodes of the extensions backend run Python on the thread that calls them. If Python raises, another thread runs the node
-  again. If it raises there, too, the node is at fault; if not, a signal handler had raised.
+  again. If it raises there as well, the node is at fault; if not, a signal handler had raised.
 
 Signal handlers run, or their exceptions are raised, once ONNX Runtime has returned to Python.
 """

@@ -64,7 +64,7 @@ def make_structure(description: Description, provider: str | None, functions: Ma
             version=c_api.CUSTOM_OP_VERSION,
             **{name: address for name, address in functions.items() if name in c_api.CUSTOM_OP_FUNCTIONS},
             CreateKernelV2=functions["create"],
-            # ONNX Runtime ignores the types that attributes give when it chooses an overload.
+            # ONNX Runtime ignores the types in attributes when it chooses an overload.
             InferOutputShapeFn=functions["infer"] if description.infers else None,
             name=text_at(description.name.encode()),
             provider=text_at(provider.encode()) if provider else None,

@@ -118,7 +118,7 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
 
     node = node_of(operator.family)
     state = np.zeros((), node.STATE)
-    overload = operator.held(overload)
+    overload = operator.held(overload)  # the kernel depends on the codes in a uint8 tensor
     key, numbers = node.select(operator, overload, attributes)
     functions: dict[str, Any] = {}
     if compiles and key is not None:
@@ -130,7 +130,7 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
 
 
 def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> NDArray[Any]:
-    """Return a new state of nodes on a GPU, as `state_of` returns it. Raise ValueError, too, if there is no kernel, and
+    """Return a new state of nodes on a GPU, as `state_of` returns it. Raise ValueError also if there is no kernel, and
     RuntimeError if the driver refuses it."""
     from . import cuda
     from .nodes import context

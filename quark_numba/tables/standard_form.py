@@ -45,7 +45,7 @@ def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: An
     if thresholds.array is None:
         reached = op.at_least(_with_last_dimension(op, x), op.reshape(thresholds, (*rows, -1)))
         return _sum_of_last_dimension(op, op.cast(reached, FLOAT32), op.rank(x))
-    table = np.sort(thresholds.array, axis=1)  # NaN comes last
+    table = np.sort(thresholds.array, axis=1)  # NaN is last
     table = table[:, ~np.all(np.isnan(table), axis=0)]
     if not table.size:
         return op("Expand", 0.0, op("Shape", x))
@@ -94,7 +94,7 @@ def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOper
         raise ValueError(applied.message(THRESHOLD, 0, (lut.array.shape,) * 3))
     q = op("Div", x, op.plus(scale, added)) if factor is None else op.quotient(x, scale + added)
     index, _ = _search(op, q, steps.reshape(1, -1), [])
-    values = np.concatenate([first, entries]) / unit  # NaN, which reaches no step, gives the first entry
+    values = np.concatenate([first, entries]) / unit  # NaN, which reaches no step, becomes the first entry
     return op.product(op("Gather", values, index), scale)
 
 

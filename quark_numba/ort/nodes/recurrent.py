@@ -29,13 +29,8 @@ _SCALES, _ZERO_POINTS = (tuple(f"{name}_{of}" for name in OPERANDS) for of in ("
 FREE = ("hidden_size", *_SCALES, *_ZERO_POINTS, "direction")
 
 # The values of FREE: each has a word of 8 bytes, of which a scale takes the first half.
-FREE_VALUES = np.dtype(
-    {
-        "names": FREE,
-        "formats": [np.float32 if name in _SCALES else np.int64 for name in FREE],
-        "offsets": [8 * i for i in range(len(FREE))],
-    }
-)
+_FORMATS = [np.float32 if name in _SCALES else np.int64 for name in FREE]
+FREE_VALUES = np.dtype({"names": FREE, "formats": _FORMATS, "offsets": [8 * i for i in range(len(FREE))]})
 
 COST = 1 << 7  # of an element of y, see `context.is_small`
 STATE_WORDS = STATE.itemsize // 8
