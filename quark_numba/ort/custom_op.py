@@ -201,8 +201,7 @@ class CustomOp:
         state = keep_alive(make(operator, overload, attributes))
         state["api"], state["has_shape_reference"] = self.api, self.has_shape_reference
         state["messages"] = c_api.texts_at(operators.messages_of(operator))
-        family = operator.family
-        functions = (operators.compiled_for_gpu(family), 0, 0) if self.is_on_gpu else operators.node_functions(family)
+        functions = operators.node_functions(operator.family, self.is_on_gpu)
         release_compiler()
         return Kernel(int(state.ctypes.data), *functions)
 

@@ -75,26 +75,17 @@ def gpu_node_of(family: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.gpu_nodes.{family}")
 
 
-def compiled(family: str, name: str) -> int:
-    """Return the address of a function of a family's node by its name: "compute", or 0 for another that the family does not
-    have."""
+def compiled(family: str, name: str, is_on_gpu: bool = False) -> int:
+    """Return the address of a function of a family's node by its name, or 0 if the family does not have the function."""
     from . import callbacks
 
-    node = node_of(family)
-    function = node.compute if name == "compute" else getattr(node, name, None)
-    return callbacks.compiled(function, f"{name}_{family}") if function else 0
+    function = getattr(gpu_node_of(family) if is_on_gpu else node_of(family), name, None)
+    return callbacks.compiled(function, f"{name}_{family}{'_on_gpu' * is_on_gpu}") if function else 0
 
 
-def compiled_for_gpu(family: str) -> int:
-    """Return the address of ``compute`` of a family's node on a GPU."""
-    from . import callbacks
-
-    return callbacks.compiled(gpu_node_of(family).compute, f"compute_{family}_on_gpu")
-
-
-def node_functions(family: str) -> tuple[int, int, int]:
+def node_functions(family: str, is_on_gpu: bool = False) -> list[int]:
     """Return the addresses of `compute`, `prepare` and `destroy` of a family's node."""
-    return compiled(family, "compute"), compiled(family, "prepare"), compiled(family, "destroy")
+    return [compiled(family, name, is_on_gpu) for name in ("compute", "prepare", "destroy")]
 
 
 def table_of(family: str) -> Table[Any]:
