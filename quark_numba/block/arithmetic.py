@@ -77,7 +77,7 @@ def quick_functions(key: Key) -> QuickFunctions:
 @functools.cache
 def quick_converters(key: Key) -> dict[int, Any]:
     """Return the converters for ordinary blocks by rounding mode: (x as stored, anchor, the result of `kernels.bounds_of`) -> y
-    as stored. HALF_UPWARD has none."""
+    as stored. There is no converter for HALF_UPWARD."""
     if key.element:
         return {HALF_TO_EVEN: _quick_converter(key, *_element_grid(key.element))}
     return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
@@ -113,7 +113,7 @@ def _exponent_of(key: Key) -> Any:
 
 @inline
 def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scale: Any) -> Any:
-    """Return the step of a sub-block; NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
+    """Return the step of a sub-block, or NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
     `exponent_of` over the block, `largest` the maximum over the sub-block.
 
     The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the difference between the exponents of
@@ -204,7 +204,7 @@ def _shared(key: Key) -> Any:
 
 def _nvfp4_scale(key: Key) -> Any:
     """Return the function for scales of float8e4m3fn, with which the largest magnitude becomes the largest value of the element
-    type. A scale that would be 0 is 1. NaN has no sign, whichever the processor gives to 0 / 0."""
+    type. A scale that would be 0 is 1. NaN has no sign, whatever sign the processor returns for 0 / 0."""
     u32, f32 = np.uint32, np.float32
     encode = codecs.encoder(key.scales, saturate=True)
     lowest, most, one, largest_code = f32(2.0**-9), f32(key.scales.highest), f32(1), f32(key.codes.highest)
@@ -235,10 +235,10 @@ def _step_of_scale(key: Key) -> Any:
 
 # The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
 # subnormal and no infinite intermediate result.
-_LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
+_MIN_ORDINARY, _MAX_ORDINARY = 127 - 64, 127 + 64
 
 # The largest `max_shift` of a format with ordinary blocks.
-MOST_SHIFT = 16
+MAX_SHIFT = 16
 
 # The bits of a float32's magnitude, and of Inf.
 MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
@@ -255,7 +255,7 @@ def _magnitude_of(key: Key) -> Any:
 def _is_ordinary(shared: Any) -> Any:
     """Return whether a block is ordinary: the exponent of its largest magnitude `shared` is in range, or the magnitude is 0."""
     exponent = np.uint32(shared >> np.uint32(23))
-    return shared == np.uint32(0) or (exponent >= np.uint32(_LEAST_ORDINARY) and exponent <= np.uint32(_MOST_ORDINARY))
+    return shared == np.uint32(0) or (exponent >= np.uint32(_MIN_ORDINARY) and exponent <= np.uint32(_MAX_ORDINARY))
 
 
 @inline
@@ -263,7 +263,7 @@ def _least_of(shared: Any, max_shift: Any) -> Any:
     """Return the bits of the smallest power of two that `_anchor_of` may take for a sub-block of an ordinary block, whose
     largest magnitude is `shared`: the power of the block, less `max_shift`."""
     u32 = np.uint32
-    return u32(max(u32(shared & u32(0x7F800000)), u32(_LEAST_ORDINARY << 23)) - u32(max_shift << u32(23)))
+    return u32(max(u32(shared & u32(0x7F800000)), u32(_MIN_ORDINARY << 23)) - u32(max_shift << u32(23)))
 
 
 def _anchor_of(key: Key) -> Any:
@@ -293,7 +293,7 @@ def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
         bound = bound_of(anchor, bounds)
         magnitude = magnitude if magnitude < bound else bound
         sign = np.uint32(value.view(np.uint32) & ~MAGNITUDE)
-        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # it has no sign of its own
+        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # the magnitude is positive
 
     return inline(convert)
 

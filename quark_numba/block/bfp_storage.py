@@ -1,4 +1,5 @@
-"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, a shift for each sub-block."""
+"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, and a shift for each
+sub-block."""
 
 from __future__ import annotations
 
@@ -61,10 +62,10 @@ def bfp_quantize(
     -------
     BFPBlocks. If x is a dask array, its arrays are lazy dask arrays; if x is a DataArray, they are DataArrays.
     """
-    given = locals()
+    arguments = locals()
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
-    key, blocks = bfp_format(FLOAT32, **attribute_values(given, BFP_ATTRIBUTES))
+    key, blocks = bfp_format(FLOAT32, **attribute_values(arguments, BFP_ATTRIBUTES))
     function = functools.partial(_bfp_blocks, key, blocks, axis)
     byte = np.dtype(np.uint8)
     results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
@@ -101,9 +102,9 @@ def bfp_dequantize(
 ) -> NDArray[Any]:
     """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raises
     TypeError or ValueError for invalid arguments."""
-    given = locals()
+    arguments = locals()
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
-    attributes = attribute_values(given, ("bfp_method", "bit_width", "block_size", "sub_block_size"))
+    attributes = attribute_values(arguments, ("bfp_method", "bit_width", "block_size", "sub_block_size"))
     unused: dict[str, Any] = {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
     _, numbers = bfp_format(FLOAT32, **attributes, **unused)
     if not isinstance(blocks, BFPBlocks):

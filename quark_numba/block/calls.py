@@ -18,7 +18,7 @@ from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_na
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
-# The scale of the tensor, for formats that have none.
+# The scale of the tensor, for formats without one.
 ONE = np.float32(1)
 
 
@@ -75,9 +75,9 @@ def bfp_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    given = locals()
+    arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = bfp_format(element_type, **attribute_values(given, BFP_ATTRIBUTES))
+    key, blocks = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
     return convert(key, blocks, x_array, axis, out)
 
 
@@ -120,16 +120,16 @@ def mx_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    given = locals()
+    arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = mx_format(element_type, **attribute_values(given, MX_ATTRIBUTES))
+    key, blocks = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
     return convert(key, blocks, x_array, axis, out)
 
 
-def attribute_values(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def attribute_values(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the values of attributes of these names for the arguments of a call."""
     values = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
-    return {name: values[name](given[name]) if name in values else index(given[name], name) for name in names}
+    return {name: values[name](arguments[name]) if name in values else index(arguments[name], name) for name in names}
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
@@ -139,7 +139,7 @@ def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
 
 
 def axis_of(shape: tuple[int, ...], axis: Any) -> int:
-    """Return the axis along which blocks are cut, as a number from 0 on. Raises TypeError or ValueError."""
+    """Return the axis along which blocks are cut, as a number from 0 on. Raise TypeError or ValueError if `axis` is invalid."""
     axis = index(axis, "axis")
     fault, _, _ = block_shape(shape, axis, 1)
     if fault:

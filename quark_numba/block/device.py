@@ -15,7 +15,7 @@ from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
-from .granularity import MOST_IN_REGISTERS, Blocks
+from .granularity import MAX_IN_REGISTERS, Blocks
 from .kernels import bounds_of
 from .key import Key
 
@@ -114,16 +114,16 @@ def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte:
 
 
 def round_trip(key: Key, blocks_of: Blocks) -> Any:
-    """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of y's. The key has no
-    scales.
+    """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of those of y. The key
+    has no scales.
 
     Raises
     ------
     ValueError
         If the blocks have too many elements for registers.
     """
-    if blocks_of.block > MOST_IN_REGISTERS:
-        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MOST_IN_REGISTERS} on a GPU")
+    if blocks_of.block > MAX_IN_REGISTERS:
+        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
     functions, by_mode = arithmetic.block_functions(key), arithmetic.converters(key)
     convert = _in_registers(functions, by_mode[blocks_of.rounding_mode], blocks_of.block, blocks_of.sub_block)
     max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
@@ -134,8 +134,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
 def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
-    Codes of less than 8 bits lie as in ONNX Runtime's tensors. Of `blocks_of`, the block sizes and the rounding mode count; the
-    record of a launch has the other numbers.
+    Codes of less than 8 bits lie as in tensors of ONNX Runtime. Of `blocks_of`, the block sizes and the rounding mode count;
+    the record of a launch has the other numbers.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
     convert_any = _any_block(functions, converters[mode], put, sub_block < blocks_of.block)
     whole_rows, convert_whole = 0, jit.inline(_no_block)
-    if blocks_of.block <= MOST_IN_REGISTERS and blocks_of.block % count == 0:
+    if blocks_of.block <= MAX_IN_REGISTERS and blocks_of.block % count == 0:
         whole_rows = blocks_of.block
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
         convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)

@@ -1,5 +1,5 @@
 """The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark,
-version 1), or of NVIDIA's NVFP4 and MXFP8."""
+version 1), or of NVFP4 and MXFP8 as NVIDIA defines them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def bfp_format(
     axis: int = 0,
 ) -> tuple[Key, Blocks]:
     """Return the key and the blocks, without a shape, for attributes of BFPQuantizeDequantize. `axis` has no effect on them.
-    Raises ValueError if an attribute is invalid."""
+    Raise ValueError if an attribute is invalid."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -85,7 +85,7 @@ def steps(
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int, axis: int = 0) -> tuple[Key, Blocks]:
     """Return the key and the blocks, without a shape, for attributes of MXQuantizeDequantize. `axis` has no effect on them.
-    Raises ValueError if an attribute is invalid."""
+    Raise ValueError if an attribute is invalid."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     positive("block_size", block_size)
@@ -105,13 +105,13 @@ def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tu
 
 
 def is_idempotent(key: Key, blocks: Blocks) -> bool:
-    """Whether float32 results come back from another round trip to the format as they are, also if some of them became 0.
+    """Return whether another round trip to the format leaves float32 results as they are, also if some of them became 0.
 
     It is proved for whole numbers of steps, as many below 0 as above. A result is m * step with |m| <= highest, and the step is
     2 ** (e - drop), where e is the exponent of the largest element of the block, or e less the shift of the sub-block. highest
     is below 2 ** (drop + 1), so that all results are below 2 ** (e + 1). So no exponent is larger the second time, and neither
-    is a step: results are whole numbers of the new steps, too. They are below 2 ** (e' + 1) for the new exponent e', so that
-    none of these numbers is above highest. Elements that are ignored, Inf and NaN, come back. In MicroeXponents no result is
+    is a step: results are also whole numbers of the new steps. They are below 2 ** (e' + 1) for the new exponent e', so that
+    these numbers are at most highest. Elements that are ignored, Inf and NaN, stay as they are. In MicroeXponents no result is
     subnormal, as the least normal number is a whole number of any step that is not larger.
 
     Rounding to bfloat16 first changes no result whose number has at most 7 bits, as no step is below 2 ** (-127 - drop), and no
@@ -121,7 +121,7 @@ def is_idempotent(key: Key, blocks: Blocks) -> bool:
 
 
 class NvidiaFormat(NamedTuple):
-    """A format of NVIDIA's TensorRT, whose blocks are whole."""
+    """A format of TensorRT, whose blocks are whole."""
 
     name: str
     codes: ElementType
@@ -156,20 +156,20 @@ def mx_name_of(attributes: Mapping[str, Any]) -> tuple[str, float]:
     return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / attributes["block_size"]
 
 
-def mx_name(given: Any) -> Any:
+def mx_name(value: Any) -> Any:
     """Return the value of the attribute element_dtype for an element type given by any of its names or as a dtype; anything
     else is returned as it is."""
-    if isinstance(given, str) and given in MX_ELEMENT_TYPES:
-        return given
-    return next((name for name, element_type in MX_ELEMENT_TYPES.items() if element_type is find(given)), given)
+    if isinstance(value, str) and value in MX_ELEMENT_TYPES:
+        return value
+    return next((name for name, element_type in MX_ELEMENT_TYPES.items() if element_type is find(value)), value)
 
 
-def rounding_mode_number(given: Any) -> int:
+def rounding_mode_number(value: Any) -> int:
     """Return the value of the attribute rounding_mode for a name, whose case does not matter, or for the value itself."""
-    if not isinstance(given, str):
-        return index(given, "rounding_mode")
-    _one_of("rounding_mode", given.lower(), MODE_NAMES)
-    return MODE_NAMES[given.lower()]
+    if not isinstance(value, str):
+        return index(value, "rounding_mode")
+    _one_of("rounding_mode", value.lower(), MODE_NAMES)
+    return MODE_NAMES[value.lower()]
 
 
 def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
@@ -181,7 +181,7 @@ def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
 
 
 def positive(name: str, value: int) -> int:
-    """Return `value`. Raises ValueError unless it is positive and fits the 64 bits of an attribute."""
+    """Return `value`. Raise ValueError unless it is positive and fits the 64 bits of an attribute."""
     if not 0 < value < 2**63:
         raise ValueError(f"{name} is {value}; expected a positive integer below 2**63")
     return value

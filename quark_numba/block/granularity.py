@@ -63,7 +63,7 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
 
 
 def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """`block_shape` for operators that refuse a last block that is shorter, and any axis that x does not have."""
+    """Return what `block_shape` returns, or a fault if x lacks the axis or its last block would be shorter."""
     rank = len(x_shape)
     if axis < -rank or axis >= rank:
         return AXIS, 0, 0
@@ -74,10 +74,10 @@ def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, in
 
 # The approximate number of elements of a tile of whole blocks, up to twice as many if the rows would be short; the number of
 # columns up to which a row counts as short; and the largest number of rows. Longer blocks have no tiles.
-TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
+TILE, ENOUGH_COLUMNS, MAX_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 # The most rows of a block that a thread of a GPU holds in registers.
-MOST_IN_REGISTERS = 32
+MAX_IN_REGISTERS = 32
 
 
 def tile_width(block: int) -> int:

@@ -22,6 +22,7 @@ from .granularity import Blocks
 from .key import Key
 from .units import (
     TILE,
+    blocks_of_unit,
     count_pieces,
     count_units,
     piece_columns,
@@ -102,7 +103,7 @@ def with_length(blocks: Any, length: int, inner: int) -> Any:
 
 
 def _convert_by(convert: Any) -> Any:
-    def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+    def convert_by(x: Any, y: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
         """Convert `n` consecutive elements from `begin` on, with consecutive steps from `at` on."""
         for i in range(n):
             y[begin + i] = convert(x[begin + i], steps[at + i], bounds)
@@ -111,18 +112,19 @@ def _convert_by(convert: Any) -> Any:
 
 
 def _convert_in_mode(converters: dict[int, Any]) -> Any:
-    to_even, away_from_zero, upward = (
-        _convert_by(converters[mode]) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO, HALF_UPWARD)
+    has_modes, to_even = len(converters) > 1, _convert_by(converters[HALF_TO_EVEN])
+    away_from_zero, upward = (
+        _convert_by(converters[mode]) if has_modes else to_even for mode in (HALF_AWAY_FROM_ZERO, HALF_UPWARD)
     )
 
-    def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-        """Convert as `_convert_by` does, in the rounding mode of the blocks."""
-        if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
-            away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
-        elif blocks.rounding_mode == HALF_UPWARD:
-            upward(x, y, blocks, begin, n, steps, at, bounds)
+    def convert_in_mode(x: Any, y: Any, mode: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+        """Convert as `_convert_by` does, in a rounding mode, if the key has several."""
+        if has_modes and mode == HALF_AWAY_FROM_ZERO:
+            away_from_zero(x, y, begin, n, steps, at, bounds)
+        elif has_modes and mode == HALF_UPWARD:
+            upward(x, y, begin, n, steps, at, bounds)
         else:
-            to_even(x, y, blocks, begin, n, steps, at, bounds)
+            to_even(x, y, begin, n, steps, at, bounds)
 
     return jit.inline(convert_in_mode)
 
@@ -147,8 +149,7 @@ def _set_scales(key: Key) -> Any:
 
 def _columns(key: Key) -> Any:
     (magnitude_of, step_of, _), converters = arithmetic.block_functions(key), arithmetic.converters(key)
-    convert_all = _convert_in_mode(converters) if len(converters) > 1 else _convert_by(converters[HALF_TO_EVEN])
-    has_scales = key.has_scales
+    convert_in_mode, has_scales = _convert_in_mode(converters), key.has_scales
     set_scales: Any = _set_scales(key) if has_scales else None
 
     def columns(
@@ -191,13 +192,13 @@ def _columns(key: Key) -> Any:
         for row in range(rows):
             at = unsigned(row // blocks.sub_block * width)
             begin = unsigned(start + row * stride)
-            convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
+            convert_in_mode(x, y, blocks.rounding_mode, begin, unsigned(width), steps, at, bounds)
 
     return jit.function(columns, f"columns_{key.name}")
 
 
 def _consecutive(key: Key) -> Any:
-    """Return the loop over blocks along the last axis; None if these are converted in transposed tiles."""
+    """Return the loop over blocks along the last axis, or None if these are converted in transposed tiles."""
     if not key.has_scales or len(arithmetic.converters(key)) > 1:
         return None
     (magnitude_of, step_of, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
@@ -251,11 +252,11 @@ def _run(key: Key) -> Any:
         if first == last:
             return
         blocks_along, scales_address = -(-length // block), scales.ctypes.data
-        room = sub_blocks_at_a_time(blocks)
-        magnitudes, shared = scratch[:room], scratch[room : room + TILE]
-        steps = scratch[room + TILE : 2 * room + TILE].view(np.float32)
-        x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(x_dtype)
-        y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(y_dtype)
+        words = sub_blocks_at_a_time(blocks)
+        magnitudes, shared = scratch[:words], scratch[words : words + TILE]
+        steps = scratch[words + TILE : 2 * words + TILE].view(np.float32)
+        x_tile = scratch[2 * words + TILE : 2 * words + 2 * TILE].view(x_dtype)
+        y_tile = scratch[2 * words + 2 * TILE : 2 * words + 3 * TILE].view(y_dtype)
         if inner > 1:
             width, across = unit_shape(blocks)
             for unit in range(first, last):
@@ -266,15 +267,9 @@ def _run(key: Key) -> Any:
                 scaling = (scales_address + down * inner + i * width, np.int64(1), tensor_scale)
                 convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
             return
-        runs, count, step, width, tails = runs_of(x.size, blocks)
-        across = -(-count // width)
-        between = block if step == length else length  # from a run to the next
+        runs = runs_of(x.size, blocks)
         for unit in range(first, last):
-            at, i = divmod(unit, across)
-            start, total, rows = at * between, count, block
-            if unit >= runs * across:
-                start, i, total, rows, step = length // block * block, unit - runs * across, tails, length % block, length
-            start, n = start + i * width * step, min(width, total - i * width)
+            start, step, n, rows = blocks_of_unit(unit, runs, blocks)
             scale_at, scale_step = np.int64(scales_address), np.int64(1)
             if has_codes:
                 outer, begin = divmod(start, length)
@@ -301,12 +296,12 @@ def _run_packed(key: Key) -> Any:
     y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
 
     def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-        """`_run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for
-        the codes of a piece."""
+        """Do what `_run` does, for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the
+        elements and for the codes of a piece."""
         piece, pieces = piece_size(blocks, y_per_byte), count_pieces(x.size, blocks, y_per_byte)
         block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, y_per_byte)
-        room = scratch_size(blocks)
-        codes, elements = scratch[room + piece :].view(np.uint8), scratch[room : room + piece].view(x_dtype)
+        words = scratch_size(blocks)
+        codes, elements = scratch[words + piece :].view(np.uint8), scratch[words : words + piece].view(x_dtype)
         across = -(-inner // columns)
         for i in range(part * pieces // parts, (part + 1) * pieces // parts):
             if columns < inner:
@@ -346,7 +341,7 @@ def _loops(key: Key) -> Loops:
     writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
 
     def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
-        """Convert all of x on the caller's thread."""
+        """Convert all of x on one thread."""
         scratch = np.empty(scratch_size(blocks), np.uint32)
         convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
 

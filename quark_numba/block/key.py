@@ -15,8 +15,8 @@ X_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 # (Quark's formats, OCP Microscaling). MICROEXPONENT: sub-blocks also have shifts, Inf and NaN make their block NaN, and
 # subnormal elements become zero ("to_bfp_prime"). EVEN, CEIL: as FLOOR, but the largest element is first rounded to the
 # mantissa of the element type, or up to a power of two. RCEIL: the least power of two that brings the largest element into the
-# range of the element type (NVIDIA's MXFP8). NVFP4: the largest element becomes the largest value of the element type, but the
-# scale is rounded to float8e4m3fn, and there is a scale of the whole tensor, too.
+# range of the element type (MXFP8 of NVIDIA). NVFP4: the largest element becomes the largest value of the element type, but the
+# scale is rounded to float8e4m3fn, and the whole tensor also has a scale.
 FLOOR, MICROEXPONENT, EVEN, CEIL, RCEIL, NVFP4 = ("floor", "microexponent", "even", "ceil", "rceil", "nvfp4")
 
 
@@ -24,7 +24,7 @@ class Key(NamedTuple):
     """A key of the dispatch table of block formats."""
 
     x: ElementType
-    element: ElementType | None  # a float type; None for whole numbers of steps
+    element: ElementType | None  # a float type, or None for whole numbers of steps
     rule: str
     rounds_to_bfloat16: bool = False  # whether x is rounded to bfloat16 first
     has_codes: bool = False  # whether the results are codes and scales; otherwise y is x rounded

@@ -70,7 +70,7 @@ def _operator(
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError for wrong attributes
+        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError if an attribute is invalid
         return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes), returns_own)
 
     return Operator(
@@ -267,7 +267,8 @@ def _check_whole_blocks(shape: Sequence[int], attributes: Mapping[str, Any], sho
 def _infer_whole_blocks(
     inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]
 ) -> tuple[Tensor, list[int | None] | None]:
-    """Return x and the shape of the scales. Raise ValueError for wrong attributes and shapes, as far as they are known."""
+    """Return x and the shape of the scales. Raise ValueError if an attribute is invalid and shapes, as far as they are
+    known."""
     axis, block_size = int(attributes["axis"]), positive("block_size", int(attributes["block_size"]))
     x = inputs[0] or Tensor(None, None)
     scale = inputs[1] if len(inputs) > 1 else None

@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 Nearly all of it is Mul, Add, Sub, Abs and Clip of float32: comparisons and choices are slow on large tensors, and not every
 provider has the small types. Inf and NaN pass from operator to operator, and do not affect the powers of two of `_powers`."""
@@ -161,7 +161,7 @@ def _rounded(op: Builder[AnyOperand], v: AnyOperand, blocks: Blocks) -> AnyOpera
     return op.clip(number, float(blocks.lowest), float(blocks.highest))
 
 
-# NVIDIA's formats.
+# The formats of NVIDIA.
 
 
 def nvidia_round_trip(
@@ -177,7 +177,8 @@ def nvidia_round_trip(
 def nvidia_quantizer(
     nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 ) -> list[AnyOperand]:
-    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. What is cast are numbers of the types of codes and scales."""
+    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. The operands of the Casts are numbers that the types of codes
+    and scales hold."""
     shape, scales = _shape(op, inputs[0]), nvidia.scales if nvidia is NVIDIA_NVFP4 else UINT8
     if 0 in shape:
         axis = int(attributes["axis"]) % len(shape)
@@ -234,7 +235,7 @@ def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
 
 
 def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
-    """Whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
+    """Return whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
     if tensor_scale.array is None or tensor_scale.array.size != 1:
         return False
     scale = abs(float(tensor_scale.array.reshape(())))

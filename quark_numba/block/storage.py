@@ -49,8 +49,8 @@ def mx_quantize(
         - "ceil": 2**(ceil(log2(m)) - emax).
         - "even": as "floor", after m was rounded to the mantissa bits of the element type, halves upward; for "int8" to 8
           bits, as in Quark.
-        - "rceil": the least power of two with m / scale at most the largest value. With "fp8_e4m3" this is NVIDIA's MXFP8, as
-          TRT_MXFP8DynamicQuantize of TensorRT computes it.
+        - "rceil": the least power of two with m / scale at most the largest value. With "fp8_e4m3" this is the MXFP8 that
+          TRT_MXFP8DynamicQuantize of TensorRT computes.
 
         Scales are from 2**-127, which a block of zeros has, to 2**127. With all but "floor", NaN makes the scale of its block
         NaN, and Inf saturates.
@@ -61,7 +61,7 @@ def mx_quantize(
         In float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn of ml_dtypes, one element a byte; or in
         int8, in units of 2**-6. A code that its NaN scale makes NaN may be any.
     scales : ndarray of ml_dtypes.float8_e8m0fnu
-        Of x's shape, except that its length along `axis` is the number of blocks.
+        Of the shape of x, except that its length along `axis` is the number of blocks.
 
     If x is a dask array, both are lazy dask arrays; if x is a DataArray, both are DataArrays.
 
@@ -70,9 +70,9 @@ def mx_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected.
     """
-    given = locals()
+    arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(given, MX_ATTRIBUTES))
+    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
     return codes_and_scales(key, blocks, x_array, axis)
 
 
@@ -86,7 +86,7 @@ def mx_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `mx_quantize`, in float32, float16 or bfloat16: code times scale, rounded
-    once. Raises TypeError or ValueError for invalid arguments."""
+    once. Raise TypeError or ValueError if an argument is invalid."""
     return _values(codes, scales, None, tuple(MX_ELEMENT_TYPES.values()), axis, block_size, output_dtype)
 
 
@@ -96,8 +96,8 @@ def nvfp4_quantize(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and the scales of x in NVFP4, as TRT_FP4DynamicQuantize of TensorRT computes them.
 
-    An element is code * scale of its block * `tensor_scale`. The scale of a block is its largest magnitude divided by
-    6 * tensor_scale, or 1 if that is 0, clamped to 2**-9..448 and rounded to float8e4m3fn. A code is the element divided by the
+    An element is code * scale of its block * `tensor_scale`. The scale of a block is its largest magnitude divided by 6 *
+    tensor_scale, or 1 if that is 0, clamped to 2**-9..448 and rounded to float8e4m3fn. A code is the element divided by the
     product of both scales, rounded to float4e2m1. Each operation is rounded to float32, and ties go to even. Codes saturate.
     NaN makes the scale of its block NaN, and all codes 6.
 
@@ -106,7 +106,7 @@ def nvfp4_quantize(
     x, axis, block_size
         As for `mx_quantize`, and so are the shapes of the results and the errors. TensorRT cuts blocks along the last axis.
     tensor_scale : array_like of one float32
-        NVIDIA's calibration takes the largest magnitude of a tensor, divided by 6 * 448.
+        The calibration of NVIDIA takes the largest magnitude of a tensor, divided by 6 * 448.
 
     Returns
     -------
@@ -130,8 +130,8 @@ def nvfp4_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `nvfp4_quantize`, in float32, float16 or bfloat16: code times the product of
-    both scales. The products are rounded to float32, and the result to its type. Raises TypeError or ValueError for invalid
-    arguments."""
+    both scales. The products are rounded to float32, and the result to its type. Raise TypeError or ValueError if an argument
+    is invalid."""
     return _values(codes, scales, one(tensor_scale), (FLOAT4E2M1,), axis, block_size, output_dtype)
 
 
@@ -204,7 +204,7 @@ def _factors(element: ElementType, scales: NDArray[Any]) -> NDArray[Any]:
 
 
 def one(tensor_scale: Any) -> np.float32:
-    """Return the scale of a tensor. Raises TypeError or ValueError."""
+    """Return the scale of a tensor as a float32. Raise TypeError or ValueError if it is invalid."""
     (scale,) = float32_arrays(tensor_scale=tensor_scale)
     if scale.size != 1:
         raise ValueError(f"tensor_{FAULTS[SCALE].format(scale_shape=scale.shape)}")

@@ -25,7 +25,7 @@ from .key import Key
 
 @functools.cache
 def prepare_function(key: Key, blocks: Blocks) -> Any:
-    """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format; None if the
+    """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if the
     format has no quick functions."""
     if not is_quick(blocks):
         return None
@@ -67,10 +67,10 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
     None if not even a block whose negative elements become 0 always does.
 
-    Clipping does not increase the exponent of the block, so that elements stay multiples of the step. But they have to stay in
-    range too. An element that becomes the largest of its block may have any mantissa bits, while the largest value of a type
-    may lack some, as in float8e4m3fn. `lowest` has to be 0. Then `highest`, where it replaces an element, is the largest of the
-    block, and has to be a value of the format in such a block."""
+    Clipping does not increase the exponent of the block, so that elements stay multiples of the step. But they also have to
+    stay in range. An element that becomes the largest of its block may have any mantissa bits, while the largest value of a
+    type may lack some, as in float8e4m3fn. `lowest` has to be 0. Then `highest`, where it replaces an element, is the largest
+    of the block, and has to be a value of the format in such a block."""
     most = key.element.highest if key.element else blocks.highest
     bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
     if not is_quick(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
@@ -91,4 +91,4 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
 def is_quick(blocks: Blocks) -> bool:
     """Return whether the quick functions of ``arithmetic`` support the format."""
     is_symmetric = blocks.lowest == -blocks.highest
-    return is_symmetric and blocks.max_shift <= arithmetic.MOST_SHIFT and blocks.rounding_mode != HALF_UPWARD
+    return is_symmetric and blocks.max_shift <= arithmetic.MAX_SHIFT and blocks.rounding_mode != HALF_UPWARD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compiling import jit
 
@@ -10,18 +10,42 @@ from ..compiling import jit
 TILE = 1 << 11
 
 
+class Runs(NamedTuple):
+    """Blocks whose elements are consecutive in memory (`inner` is 1). A run is whole blocks at equal distances: those of one
+    axis, or the blocks at one place of all axes, if these are more."""
+
+    runs: int
+    blocks: int  # of a run
+    step: int  # from the first element of a block to that of the next
+    between: int  # from the first element of a run to that of the next
+    width: int  # the blocks of a unit, which are converted side by side; the last unit of a run may have fewer
+    tails: int  # the number of short blocks at the ends of axes, which are divided into units alike
+
+
 @jit.function
 def runs_of(size: int, blocks: Any) -> Any:
-    """Return (runs, count, step, width, tails) of blocks whose elements are consecutive in memory (`inner` is 1). A run is
-    `count` whole blocks whose first elements are `step` apart; up to `width` of them, a unit, are converted side by side.
-    `tails` is the number of short blocks at the ends of the axes, which are divided into units alike."""
+    """Return the Runs of a tensor of `size` elements."""
     outer = size // blocks.length
     whole, rest = divmod(blocks.length, blocks.block)
     width = max(1, TILE // min(blocks.block, blocks.length))
     tails = outer if rest else outer * 0
     if whole >= outer:
-        return outer, whole, blocks.block, width, tails
-    return whole, outer, blocks.length, width, tails
+        return Runs(outer, whole, blocks.block, blocks.length, width, tails)
+    return Runs(whole, outer, blocks.length, blocks.block, width, tails)
+
+
+@jit.inline
+def blocks_of_unit(unit: int, runs: Any, blocks: Any) -> Any:
+    """Return (start, step, count, rows): the unit is `count` blocks of `rows` elements. The first one begins with element
+    `start`, and each of the others `step` elements after the one before."""
+    units_of_run = -(-runs.blocks // runs.width)
+    if unit < runs.runs * units_of_run:
+        run, i = divmod(unit, units_of_run)
+        at = i * runs.width
+        return run * runs.between + at * runs.step, runs.step, min(runs.width, runs.blocks - at), blocks.block
+    at = (unit - runs.runs * units_of_run) * runs.width
+    rows = blocks.length % blocks.block
+    return (at + 1) * blocks.length - rows, blocks.length, min(runs.width, runs.tails - at), rows
 
 
 @jit.function
@@ -39,8 +63,8 @@ def count_units(size: int, blocks: Any) -> int:
     if size == 0:
         return 0
     if blocks.inner == 1:
-        runs, count, _, width, tails = runs_of(size, blocks)
-        return runs * -(-count // width) + -(-tails // width)
+        runs = runs_of(size, blocks)
+        return runs.runs * -(-runs.blocks // runs.width) + -(-runs.tails // runs.width)
     _, across = unit_shape(blocks)
     return size // (blocks.length * blocks.inner) * -(-blocks.length // blocks.block) * across
 
@@ -59,7 +83,7 @@ def scratch_size(blocks: Any) -> int:
 
 
 # The fewest columns of a piece of `run_packed`, a whole number of bytes for any number of codes in a byte.
-_FEWEST_COLUMNS = 64
+_MIN_COLUMNS = 64
 
 
 @jit.function
@@ -68,7 +92,7 @@ def piece_columns(blocks: Any, per_byte: int) -> int:
     several rows are, unless the row is longer than a tile and its lines begin and end with whole bytes."""
     if blocks.inner == 1 or blocks.inner % per_byte or blocks.block * blocks.inner <= TILE:
         return blocks.inner
-    return min(blocks.inner, max(1, TILE // blocks.block // _FEWEST_COLUMNS) * _FEWEST_COLUMNS)
+    return min(blocks.inner, max(1, TILE // blocks.block // _MIN_COLUMNS) * _MIN_COLUMNS)
 
 
 @jit.function

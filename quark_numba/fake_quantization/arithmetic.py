@@ -15,7 +15,7 @@ import numpy as np
 from ..compiling.jit import expand, inline
 from ..element_types import BFLOAT16, FLOAT16
 from ..element_types.codecs import rounder, upper_bits_rounder
-from .key import MOST_BITS, Key
+from .key import MAX_BITS, Key
 
 _f32, _f64 = np.float32, np.float64
 _INF = _f32(np.inf)
@@ -35,7 +35,7 @@ def converter(key: Key) -> Any:
     return inline(lambda x, numbers: convert(x, numbers, rounded))
 
 
-# Rounding. sign(v) * f(abs(v)) is written out, as -0 may come of it.
+# Rounding. sign(v) * f(abs(v)) is written out, because its result may be -0.
 
 
 @inline
@@ -56,7 +56,7 @@ _ROUNDED: dict[str, Any] = {
 
 @inline
 def _clamp(v: Any, low: Any, high: Any) -> Any:
-    """Return v between two bounds; NaN and -0 stay."""
+    """Return v clamped to two bounds. NaN and -0 stay."""
     v = low if v < low else v
     return high if v > high else v
 
@@ -86,8 +86,9 @@ def _bounds(bits: Any, signed: Any, narrow: Any) -> Any:
 
 
 def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow: Any) -> Any:
-    """One bit with a sign has the codes -1 and 1: then the first bound is the higher one, which no other format has."""
-    is_valid = _whole(bits, 1, MOST_BITS)
+    """Return (whether the parameters are valid, the numbers for `_integer`). One bit with a sign has the codes -1 and 1: then
+    the first bound is the higher one, which is so in no other format."""
+    is_valid = _whole(bits, 1, MAX_BITS)
     low, high = _bounds(bits if is_valid else _f64(8), signed, narrow)
     if bits == 1 and signed != 0:
         low, high = _f64(1), _f64(-1)
@@ -95,7 +96,7 @@ def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow
 
 
 def _integer(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = (round(clamp(x / scale + zero_point)) - zero_point) * scale (QONNX, Quant-1)."""
+    """Return (round(clamp(x / scale + zero_point)) - zero_point) * scale (QONNX, Quant-1)."""
     scale, zero_point, low, high = numbers
     v = _f32(_f32(x / scale) + zero_point)
     two_levels = low if v >= _f32(0) else high
@@ -108,7 +109,7 @@ def _prepare_codes(scale: Any, low: Any, high: Any) -> Any:
 
 
 def _codes(x: Any, numbers: Any, rounded: Any) -> Any:
-    """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX give. `low` and `high` are the bounds of Clip, less the
+    """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX return. `low` and `high` are the bounds of Clip, less the
     zero point. NaN becomes the lowest code, and a code has no -0."""
     scale, low, high = numbers
     code = rounded(_f32(x / scale))
@@ -122,7 +123,7 @@ def _prepare_bipolar(scale: Any) -> Any:
 
 
 def _bipolar(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = scale where x >= 0, else -scale, also for NaN (QONNX, BipolarQuant-1)."""
+    """Return scale where x >= 0, else -scale, also for NaN (QONNX, BipolarQuant-1)."""
     (scale,) = numbers
     return scale if x >= _f32(0) else -scale
 
@@ -130,8 +131,9 @@ def _bipolar(x: Any, numbers: Any, rounded: Any) -> Any:
 def _prepare_truncation(
     scale: Any, zero_point: Any, in_bits: Any, out_scale: Any, out_bits: Any, signed: Any, narrow: Any
 ) -> Any:
-    """An `out_scale` of NaN stands for version 1, in which the bits tell how many binary places go, and no code is clamped."""
-    is_valid = _whole(in_bits, 1, MOST_BITS) and _whole(out_bits, 1, MOST_BITS)
+    """Return (whether the parameters are valid, the numbers for `_truncation`). An `out_scale` of NaN stands for version 1:
+    there the bits tell how many binary places are dropped, and no code is clamped."""
+    is_valid = _whole(in_bits, 1, MAX_BITS) and _whole(out_bits, 1, MAX_BITS)
     low, high = _bounds(out_bits if is_valid else _f64(8), signed, narrow)
     places = in_bits - out_bits if is_valid else _f64(0)
     scale, zero_point = _f32(scale), _f32(zero_point)
@@ -147,7 +149,7 @@ _ROOT = 1.4142135623730951
 
 @inline
 def _nearest_exponent(ratio: Any) -> Any:
-    """Return rint(log2(ratio)), for a positive ratio; for another one some number."""
+    """Return rint(log2(ratio)), for a positive ratio, and any number for another one."""
     bits = np.float64(ratio).view(np.int64)
     exponent = np.int64((bits >> np.int64(52)) & np.int64(2047)) - np.int64(1023)
     exponent = min(max(exponent, np.int64(-1022)), np.int64(1022))
@@ -156,7 +158,7 @@ def _nearest_exponent(ratio: Any) -> Any:
 
 
 def _truncation(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = (round(clamp(rint(x / scale + zero_point) / step)) - new zero point) * new scale (QONNX, Trunc-1 and Trunc-2)."""
+    """Return (round(clamp(rint(x / scale + zero_point) / step)) - new zero point) * new scale (QONNX, Trunc-1 and Trunc-2)."""
     scale, zero_point, step, low, high, out_zero_point, out_scale = numbers
     v = _f32(np.rint(_f32(_f32(x / scale) + zero_point)) / step)
     return _f32(_f32(rounded(_clamp(v, low, high)) - out_zero_point) * out_scale)
@@ -181,7 +183,7 @@ def _prepare_minifloat(
 
 
 def _minifloat(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = scale * the value of a float format with subnormals that is next to v = x / scale (QONNX, FloatQuant-1).
+    """Return scale * the value of a float format with subnormals that is next to v = x / scale (QONNX, FloatQuant-1).
 
     The step between values at v is 2 ** k. Here k + 127 is the exponent of a normal float32, or k + 149 the place of the bit of
     a subnormal one. The sum takes the exponent of v, except for a v of less than 2 ** -126, whose exponent field would be 0."""
@@ -201,7 +203,7 @@ def _minifloat(x: Any, numbers: Any, rounded: Any) -> Any:
 
 
 def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:
-    is_valid = threshold > 0 and _whole(bits, 1, MOST_BITS)
+    is_valid = threshold > 0 and _whole(bits, 1, MAX_BITS)
     bits = bits if is_valid else _f64(8)
     scale = threshold / (_power(bits - 1) if signed != 0 else _power(bits))
     low = -threshold if signed != 0 else _f64(0)
@@ -209,7 +211,7 @@ def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:
 
 
 def _of_clamped(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = rint(clamp(x) / scale) * scale (Model Compression Toolkit)."""
+    """Return rint(clamp(x) / scale) * scale (Model Compression Toolkit)."""
     scale, low, high = numbers
     return _f32(rounded(_f32(_clamp(x, low, high) / scale)) * scale)
 
@@ -230,7 +232,7 @@ def _range(number: Any, least: Any, most: Any, bits: Any) -> Any:
 
 
 def _prepare_range(least: Any, most: Any, bits: Any) -> Any:
-    is_valid = least < most and _whole(bits, 1, MOST_BITS)
+    is_valid = least < most and _whole(bits, 1, MAX_BITS)
     return is_valid, _range(_f32, _f32(least), _f32(most), bits if is_valid else _f64(8))
 
 
@@ -242,9 +244,9 @@ def _prepare_levels(input_low: Any, input_high: Any, output_low: Any, output_hig
 
 
 def _levels(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = round((x - input_low) / (input_high - input_low) * (levels - 1)) / (levels - 1) * (output_high - output_low) +
-    output_low, from left to right, output_low where x <= both input limits, and output_high where it is > both (OpenVINO,
-    FakeQuantize-1). Halves go to even, as in OpenVINO's reference."""
+    """Return round((x - input_low) / (input_high - input_low) * (levels - 1)) / (levels - 1) * (output_high - output_low) +
+    output_low, computed from left to right; output_low where x <= both input limits, and output_high where it is > both
+    (OpenVINO, FakeQuantize-1). Halves go to even, as in the reference of OpenVINO."""
     least, most, low, width, last, y_low, y_high, y_width = numbers
     code = rounded(_f32(_f32(_f32(x - low) / width) * last))
     y = _f32(_f32(_f32(code / last) * y_width) + y_low)
@@ -252,13 +254,13 @@ def _levels(x: Any, numbers: Any, rounded: Any) -> Any:
 
 
 def _prepare_offset_range(least: Any, most: Any, bits: Any) -> Any:
-    is_valid = least < most and _whole(bits, 1, MOST_BITS)
+    is_valid = least < most and _whole(bits, 1, MAX_BITS)
     return is_valid, _range(_f64, least, most, bits if is_valid else _f64(8))
 
 
 def _offset(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y = step * rint((clamp(x) - low) / step) + low, in float64, and rounded to float32 at the end (Model Compression Toolkit,
-    ActivationUniformQuantizer with numpy 2)."""
+    """Return step * rint((clamp(x) - low) / step) + low, in float64, and rounded to float32 at the end (Model Compression
+    Toolkit, ActivationUniformQuantizer with numpy 2)."""
     step, low, high = numbers
     return _f32(step * rounded((_clamp(_f64(x), low, high) - low) / step) + low)
 
@@ -271,12 +273,12 @@ _float16_value, _bfloat16_value = rounder(FLOAT16), upper_bits_rounder(BFLOAT16)
 
 
 def _float16(x: Any, numbers: Any, rounded: Any) -> Any:
-    """y is what Cast to float16 and back gives (ONNX, Cast-13): the nearest value, ties to even, beyond the largest one Inf."""
+    """Return x after a Cast to float16 and back (ONNX, Cast-13): the nearest value, ties to even, Inf beyond the largest."""
     return _float16_value(x)
 
 
 def _bfloat16(x: Any, numbers: Any, rounded: Any) -> Any:
-    """Do what `_float16` does, for bfloat16. Every NaN becomes the quiet one with its sign."""
+    """Return x after a Cast to bfloat16 and back, as `_float16`. Every NaN becomes the quiet one with its sign."""
     return _bfloat16_value(x) if x == x else np.copysign(_f32(np.nan), x)
 
 

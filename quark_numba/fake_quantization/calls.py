@@ -41,7 +41,7 @@ def fake_quantize(
 
     y = (round(clamp(x / scale + zero_point, lowest, highest)) - zero_point) * scale. The zero point is added before rounding,
     so that it need not be whole. `quantize_dequantize` adds it afterwards, as ONNX does. Each operation is rounded once. NaN
-    stays NaN, but for one bit with a sign, where it gives -scale. A small negative x may give -0.
+    stays NaN, but for one bit with a sign, where it becomes -scale. A small negative x may become -0.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def fake_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    given = locals()
+    arguments = locals()
     check_flags(signed=signed, narrow=narrow)
-    return convert(select("integer", rounding_mode), x, given, out=out)
+    return convert(select("integer", rounding_mode), x, arguments, out=out)
 
 
 @keeps_labels
@@ -109,9 +109,9 @@ def minifloat_quantize_dequantize(
     rounding_mode, out
         As in `fake_quantize`, and so are the result and the errors.
     """
-    given = locals()
+    arguments = locals()
     check_flags(has_inf=has_inf, has_nan=has_nan, saturation=saturation)
-    return convert(select("minifloat", rounding_mode), x, given, out=out)
+    return convert(select("minifloat", rounding_mode), x, arguments, out=out)
 
 
 def convert(
@@ -120,14 +120,14 @@ def convert(
     """Return x rounded to a format.
 
     `parameters` has the form's parameters by their names, and may have others. `names` are the names of arguments, for
-    messages, if they differ from those. Raises TypeError or ValueError."""
+    messages, if they differ from those. Raise TypeError or ValueError if an argument is invalid."""
     form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))
     arrays = []
     for parameter in form.parameters:
-        given, name = parameters[parameter], named[parameter]
-        value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, name, FLOAT32)
+        argument, name = parameters[parameter], named[parameter]
+        value = array(float(argument) if isinstance(argument, (bool, np.bool_)) else argument, name, FLOAT32)
         element_type_of(value.dtype, name, _TYPES)
         check_single(key, parameter, value.shape, name)
         check_sizes(value, name, range(value.ndim))
@@ -193,11 +193,11 @@ def prepare(
         are_valid = _preparer(key)(in_rows, numbers, rows)
     if not are_valid:
         form, columns = FORMS[key.form], in_rows.reshape(-1, rows)
-        given = ", ".join(
+        values = ", ".join(
             f"{named[name]} {columns[k][0]:g}" + (", ..." if np.any(columns[k] != columns[k][0]) else "")
             for k, name in enumerate(form.parameters)
         )
-        raise ValueError(f"the format has {given}; expected {form.expected}")
+        raise ValueError(f"the format has {values}; expected {form.expected}")
     return numbers
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def first_place(x_shape: Any, shape: Any) -> int:
-    """Return the first axis of x along which a parameter of this shape has several elements; the rank of x if there is none,
-    and -1 if the shape does not broadcast to x's."""
+    """Return the first axis of x along which a parameter of this shape has several elements. Return the rank of x if there is
+    no such axis, and -1 if the shape does not broadcast to that of x."""
     extra = len(shape) - len(x_shape)
     place = len(x_shape)
     for i in range(len(shape)):
@@ -25,7 +25,7 @@ def first_place(x_shape: Any, shape: Any) -> int:
 
 
 def last_place(x_shape: Any, shape: Any) -> int:
-    """Return the last such axis; -1 if there is none."""
+    """Return the last axis of x along which a parameter of this shape has several elements, or -1 if there is no such axis."""
     for i in range(len(shape) - 1, -1, -1):
         if shape[i] != 1:
             return i - len(shape) + len(x_shape)

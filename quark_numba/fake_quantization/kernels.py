@@ -66,7 +66,7 @@ def _loops(key: Key) -> Loops:
     convert_rows, count, dtype = _run(key), count_numbers(key), dtype_of(key)
 
     def serial(x: Any, numbers: Any, y: Any, inner: int, rows: int) -> None:
-        """Convert all of x on the caller's thread."""
+        """Convert all of x on one thread."""
         convert_rows(x, numbers, y, inner, rows, 0)
 
     def parallel(x: Any, numbers: Any, y: Any, inner: int, rows: int, slices: int) -> None:
@@ -90,7 +90,7 @@ def _prepare(key: Key) -> Callable[[Any, Any, int], bool]:
     make = _make(key)
 
     def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
-        """Make the numbers of all rows from the parameters, which lie in the same order. Returns whether they are valid."""
+        """Write the numbers of all rows for the parameters, which lie in the same order. Return whether these are valid."""
         are_valid = np.bool_(True)
         for row in range(rows):
             are_valid &= make(parameters, rows, row, numbers)
@@ -109,7 +109,7 @@ def prepare_kernel(key: Key) -> Any:
 @functools.cache
 def prepare_function(key: Key) -> Any:
     """Return the C function int64_t (int64_t parameters, int64_t numbers, int64_t rows), which does what `_prepare` does for
-    arrays that are given by their addresses."""
+    arrays at these addresses."""
     prepare_rows, count, dtype = jit.expand(_prepare(key)), count_numbers(key), dtype_of(key)
     parameter_count = len(FORMS[key.form].parameters)
 

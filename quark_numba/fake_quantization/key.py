@@ -23,8 +23,8 @@ class Form(NamedTuple):
     has_modes: bool = True
 
 
-MOST_BITS = 64
-_BITS = f"a bit width that is a whole number from 1 to {MOST_BITS}"
+MAX_BITS = 64
+_BITS = f"a bit width that is a whole number from 1 to {MAX_BITS}"
 _MINIFLOAT = (
     "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
     "saturation, Inf or NaN"
@@ -96,7 +96,7 @@ def dtype_of(key: Key) -> Any:
 
 
 def select(form: str, rounding_mode: str = "ROUND") -> Key:
-    """Return the key for a form and a rounding mode by any of its names. Raises TypeError or ValueError."""
+    """Return the key for a form and a rounding mode by any of its names. Raise TypeError or ValueError if one is invalid."""
     if not isinstance(rounding_mode, str):
         raise TypeError(f"rounding_mode is {rounding_mode!r}; expected a name")
     mode = _MODES.get(rounding_mode.upper())

@@ -49,8 +49,8 @@ def operator(
     doc: str,
     format_name: str = "integers",
 ) -> Operator:
-    """Return the declaration of an operator whose nodes have a `meaning`. `inputs` are those besides x. `form` is the meaning's
-    form, or "" if it depends on attributes."""
+    """Return the declaration of an operator whose nodes have a `meaning`. `inputs` are those besides x. `form` is the form of
+    that meaning, or "" if it depends on attributes."""
     every = (Parameter("x", "T", "What to round."), *inputs)
     faults = {VALUES: f"the format is not valid; expected {FORMS[form].expected if form else 'one that its form accepts'}"}
     for i, parameter in enumerate(inputs, 1):
@@ -61,7 +61,7 @@ def operator(
         faults[FAULTS * i + NUMBER] = f"{parameter.name} has another element type; expected {names(_NUMBERS)}"
 
     def names_of(meant: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
-        """The names of the inputs, by the form's names for them."""
+        """Return the names of the inputs, by the names that the form has for them."""
         pairs = zip(every, given, strict=False) if inputs and inputs[-1].option != "variadic" else ()
         named = {id(value): parameter.name for parameter, value in pairs if value is not None}
         return {name: named.get(id(value), name) for name, value in meant.parameters.items()}
@@ -128,13 +128,13 @@ def _rounded(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def key_of(meaning: FakeQuantize[Any]) -> Key:
-    """Return the key of the kernel for a node. Raises ValueError for an unknown form or rounding mode."""
+    """Return the key of the kernel for a node. Raise ValueError for an unknown form or rounding mode."""
     return select(meaning.form, meaning.rounding_mode)
 
 
 def lengths(name: str, shape: Sequence[Any], axis: int | str | None, rank: int | None) -> Sequence[Any]:
     """Return the shape that broadcasts to an x of this rank, for a parameter that lies along the `axis` of a FakeQuantize. If
-    the rank is None, only check the shape. Raise ValueError for a wrong shape."""
+    the rank is None, only check the shape. Raise ValueError if the shape is invalid."""
     if axis == "broadcast" or all(length == 1 for length in shape):
         return shape
     if not isinstance(axis, int) or len(shape) != 1:

@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 The functions are those of ``arithmetic`` by the same names, operation by operation. The numbers that they take are those of
 ``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN, and Clip alone
@@ -40,33 +40,33 @@ def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOper
     """Write the nodes of a meaning, and return their output. Raise NotRewrittenError; ValueError if the format is not
     valid."""
     key = select(meaning.form, meaning.rounding_mode)
-    given = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
-    if any(is_constant(each) and not each.size for each in given.values()):
+    parameters = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
+    if any(is_constant(each) and not each.size for each in parameters.values()):
         return op("Identity", meaning.x)  # which is empty, too
-    return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, given), key.rounding_mode)
+    return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, parameters), key.rounding_mode)
 
 
-def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> list[Given]:
+def _numbers(op: Builder[AnyOperand], key: Key, parameters: Mapping[str, Given]) -> list[Given]:
     """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
-    varying = {name: parameter for name, parameter in given.items() if not is_constant(parameter)}
+    varying = {name: parameter for name, parameter in parameters.items() if not is_constant(parameter)}
     places = _VARYING.get(key.form, {})
-    if key.form == "truncation" and ("out_scale" in varying or not np.isnan(given["out_scale"]).all()):
+    if key.form == "truncation" and ("out_scale" in varying or not np.isnan(parameters["out_scale"]).all()):
         places = {}
     for name in varying:
         stays_if(name not in places, f"its {name} is not a constant")
-    arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
+    arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in parameters.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
+    prepared = prepare(key, arrays, shape, {name: name for name in parameters}).reshape(-1, *shape)
     numbers: list[Given] = [one(number) for number in prepared]
-    if varying and key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4])):
+    if varying and key.form == "minifloat" and parameters["saturation"] != 0 and np.any(np.isinf(numbers[4])):
         raise NotRewrittenError("its scale is not a constant, and its largest value is beyond float32")
     for name, parameter in varying.items():
         for place in places[name]:
             numbers[place] = parameter
-    if key.form == "integer" and not is_constant(given["bit_width"]):
-        numbers[2:] = _bounds(op, given["bit_width"], bool(given["signed"] != 0), bool(given["narrow"] != 0))
-    if key.form == "threshold" and not is_constant(given["threshold"]):
-        numbers = _of_threshold(op, given["threshold"], int(given["bit_width"]), bool(given["signed"] != 0))
+    if key.form == "integer" and not is_constant(parameters["bit_width"]):
+        numbers[2:] = _bounds(op, parameters["bit_width"], bool(parameters["signed"] != 0), bool(parameters["narrow"] != 0))
+    if key.form == "threshold" and not is_constant(parameters["threshold"]):
+        numbers = _of_threshold(op, parameters["threshold"], int(parameters["bit_width"]), bool(parameters["signed"] != 0))
     return numbers
 
 
@@ -147,7 +147,7 @@ def _one_bound(op: Builder[AnyOperand], v: AnyOperand, bound: Given, operator: s
 def _rounded(op: Builder[AnyOperand], v: AnyOperand, mode: str, *, is_positive: bool, may_be_negative_zero: bool) -> AnyOperand:
     """Return v rounded. With `is_positive` no element is below 0.
 
-    The sign of v comes from Clip: below a magnitude of 1, or 1/4, the other factor is a zero, so that only the sign counts."""
+    The sign of v is taken by Clip: below a magnitude of 1, or 1/4, the other factor is a zero, so that only the sign counts."""
     if mode in _ONE_NODE:
         return op(_ONE_NODE[mode], v)
     if mode == "DOWN":
@@ -236,11 +236,11 @@ def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mod
 
 
 def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int) -> AnyOperand:
-    """Return the step between the values of the format at v; NaN for NaN and Inf."""
+    """Return the step between the values of the format at v, or NaN for NaN and Inf."""
     smallest = max(least + mantissa_bits, -126)
     stays_if(smallest > 127, "its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
-    if smallest >= _LEAST_EXPONENT:
+    if smallest >= _MIN_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
     magnitude = op("Add", magnitude, 2.0**-126)
     # The powers of two of numbers below 1, and of the others. One factor is 1.
@@ -250,7 +250,7 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
 
 
 # From this exponent on `last_place` is right, and 2 ** -126, which QONNX adds before it takes the exponent, has no effect.
-_LEAST_EXPONENT = -101
+_MIN_EXPONENT = -101
 
 
 def _power(exponent: int) -> NDArray[Any]:
@@ -263,7 +263,7 @@ def _of_clamped(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mo
 
 
 def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    """A limit of y needs no extra nodes if it is the result of the limit of x."""
+    """Return a limit of y needs no extra nodes if it is the result of the limit of x."""
     least, most, low, width, last, y_low, y_high, y_width = numbers
 
     def of_limit(limit: NDArray[Any]) -> NDArray[Any]:
@@ -277,15 +277,15 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     v = op.product(op.quotient(_minus(op, v, low), width), last)
     y = op.plus(op.product(op.quotient(op("Round", v), last), y_width), y_low)
     if _has_negative_zero(y_low, y_high) and not np.all((width > 0) & (y_width >= 0)):
-        raise NotRewrittenError("a limit of its y is -0")  # y may be -0, too
+        raise NotRewrittenError("a limit of its y is -0")  # y may be -0 as well
     if not is_high_clamped:
         y = _replaced(op, op("Greater", x, most), y_high, y)
     return y if is_low_clamped else _replaced(op, op.at_least(op("Neg", x), -least), y_low, y)
 
 
 def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
-    """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
-    one. Its optimizers exchange the two behind a Not, which therefore is an Xor."""
+    """Return y with a number in other places. Where of ONNX Runtime returns 0 for a -0 in its second input, but not in its
+    third one. Its optimizers exchange the two after a Not, which therefore is an Xor."""
     if not _has_negative_zero(number):
         return op("Where", where, number, y)
     return op("Where", op("Xor", where, np.array(True)), y, number)

@@ -47,6 +47,8 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
         """Convert `n` elements from index `start` on, all with the same `numbers`: the scale and the zero point, or the numbers
         that `convert` takes instead."""
         # Storing a vector across two cache lines takes twice as long. So the first pass ends where a line does.
+        # For example, if start is 0, n is 2**17 and head is 32, then half is 2**16 - 1024, and the passes convert
+        # 0..32, 32..1056, 64544..65568, 1056..2080, 65568..66592, ..., and at the end what is left, 129056..131072.
         head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
         half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
         done, begin, stop = unsigned(0), unsigned(start), unsigned(start) + head

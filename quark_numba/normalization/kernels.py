@@ -67,7 +67,7 @@ def run(
                 for i in range(unsigned(n)):
                     tile[to + i] = to_bfloat16(x[start + i])
                 for i in range(unsigned(n), unsigned(columns)):
-                    tile[to + i] = np.float32(0)  # changes no sum: sums begin with 0, so none is -0
+                    tile[to + i] = np.float32(0)  # changes no sum: sums begin with 0, and so are never -0
             add_up(tile, TILE, columns, sums, squares)  # sums of rows beyond `count` are not used
             done += n
         for k in range(count):
@@ -83,7 +83,7 @@ def run(
 
 
 def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> None:
-    """Normalize all of x on the caller's thread."""
+    """Normalize all of x on one thread."""
     run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, np.zeros(SCRATCH, np.float32))
 
 
@@ -103,7 +103,7 @@ def task(work_address: int, index: int) -> None:
     x, y = array_at(work.x, size, np.float32), array_at(work.y, size, np.float32)
     scale, bias = array_at(work.scale, work.channels, np.float32), array_at(work.bias, work.channels, np.float32)
     scratch = array_at(stack(SCRATCH // 2), SCRATCH, np.float32)
-    for i in range(SCRATCH):  # unused rows are added up too, and values such as subnormals would make that slow
+    for i in range(SCRATCH):  # unused rows are also added up, and values such as subnormals would make that slow
         scratch[i] = np.float32(0)
     last = min(work.instances, first + work.part)
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)

@@ -1,9 +1,9 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 The functions are those of ``arithmetic``. The sums of an instance are those of CumSum, which adds one element after the other.
 The square of a bfloat16 is a float32, so that adding it is the fused step of the kernel. Two cases differ: squares of elements
-below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, which no computation gives. All but
-the last steps take one element for each instance.
+below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, and that no computation returns. All
+but the last steps take one element for each instance.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _bfloat16(op: Builder[AnyOperand], x: AnyOperand) -> AnyOperand:
 
 
 def _sum(op: Builder[AnyOperand], instances: AnyOperand) -> AnyOperand:
-    """Return the sums along the first axis. They begin with 0, so that none is -0."""
+    """Return the sums along the first axis. They begin with 0, and so are never -0."""
     sums = op("CumSum", instances, int64s(0)[0])
     return op.with_positive_zero(op("Gather", sums, int64s(-1)[0], axis=0))
 

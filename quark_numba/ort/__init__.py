@@ -100,15 +100,15 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
 
 
 def _set(session_options: onnxruntime.SessionOptions, entries: Mapping[str, str]) -> None:
-    """Set the configuration entries that the options lack: ONNX Runtime warns of one that comes twice."""
+    """Set the configuration entries that the options lack: ONNX Runtime warns of an entry that is set twice."""
     for name, value in entries.items():
         if entry(session_options, name) is None:
             session_options.add_session_config_entry(name, value)
 
 
 def _register_extensions(session_options: onnxruntime.SessionOptions, reason: str) -> None:
-    """Register the extensions backend. `reason`: why the native one is not available, which is warned of; empty: it is not
-    wanted."""
+    """Register the extensions backend. `reason` says why the native one is not available, and becomes a warning. It is empty if
+    the caller has chosen extensions."""
     from . import extensions
 
     reason = reason and f"the native backend is not available ({reason})"

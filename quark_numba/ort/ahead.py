@@ -18,7 +18,7 @@ from .operators import compiled
 
 def helpers(model: onnx.ModelProto) -> Helpers:
     """Return helper processes for what the regions of a model will probably need when it is optimized. Raise
-    EnvironmentVariableError if the environment has a wrong number of them."""
+    EnvironmentVariableError if QUARK_NUMBA_COMPILE_PROCESSES is invalid."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
     chunks = tiles if "block" in families else kernels
     node = f"from {compiled.__module__} import compiled; compiled('{REGION.family}', 'compute')"
@@ -29,7 +29,7 @@ def helpers(model: onnx.ModelProto) -> Helpers:
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
-    """Compile the regions of an optimized model until the helpers are done. If it has none, nobody waits."""
+    """Compile the regions of an optimized model until the helpers are done. Without regions, return at once."""
     nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
     programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
     for text in programs:

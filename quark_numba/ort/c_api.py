@@ -93,12 +93,12 @@ REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 # The ONNXTensorElementDataType of an input or output that may have any type: UNDEFINED.
 ANY_TYPE = 0
 
-# The first release in which a custom operator in ONNX's own domain replaces ONNX Runtime's.
+# The first release in which a custom operator in ONNX's own domain replaces the operator of ONNX Runtime.
 FLOAT_QDQ_RELEASE = (1, 31)
 
 
 def element_type(row: ElementType) -> int:
-    """The ONNXTensorElementDataType of an element type."""
+    """Return the ONNXTensorElementDataType of an element type."""
     return row.number if row.ort_number is None else row.ort_number
 
 
@@ -126,7 +126,7 @@ class OrtCustomOp(ctypes.Structure):
         ("version", c_uint32),
         *((name, c_void_p) for name in CUSTOM_OP_FUNCTIONS),
         ("name", c_void_p),
-        ("provider", c_void_p),  # 0: the CPU's
+        ("provider", c_void_p),  # 0 for the CPU provider
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
@@ -158,8 +158,8 @@ class Description(NamedTuple):
 T = TypeVar("T")
 
 
-def keep(value: T) -> T:
-    """`value`, which is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
+def keep_alive(value: T) -> T:
+    """Return `value`. It is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
     long as the process lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
@@ -167,24 +167,24 @@ def keep(value: T) -> T:
 
 @functools.cache
 def words_at(values: tuple[int, ...]) -> int:
-    """The address of an array of int64."""
-    return ctypes.addressof(keep((c_int64 * len(values))(*values)))
+    """Return the address of an array of int64."""
+    return ctypes.addressof(keep_alive((c_int64 * len(values))(*values)))
 
 
 @functools.cache
 def text_at(text: bytes) -> int:
-    """The address of a text that ends in a zero byte."""
-    return ctypes.addressof(keep(create_string_buffer(text)))
+    """Return the address of a text that ends in a zero byte."""
+    return ctypes.addressof(keep_alive(create_string_buffer(text)))
 
 
 @functools.cache
 def texts_at(texts: tuple[bytes, ...]) -> int:
-    """The address of an array with the address and the length of each text."""
+    """Return the address of an array with the address and the length of each text."""
     return words_at(tuple(word for text in texts for word in (text_at(text), len(text))))
 
 
 def function(api: int, index: OrtApi, result: Any, count: int) -> Any:
-    """The function at `index` of the table at address `api`, which takes `count` words: integers, bytes or pointers."""
+    """Return the function at `index` of the table at address `api`, which takes `count` words: integers, bytes or pointers."""
     return CFUNCTYPE(result, *[c_void_p] * count)(c_void_p.from_address(api + index * ctypes.sizeof(c_void_p)).value or 0)
 
 
@@ -193,7 +193,7 @@ class StatusError(Exception):
 
 
 def call(api: int, index: OrtApi, *arguments: Any) -> None:
-    """Call a function of the table. Raises StatusError if it returns an error."""
+    """Call a function of the table. Raise StatusError if it returns an error."""
     status = function(api, index, c_void_p, len(arguments))(*arguments)
     if status:
         message = function(api, OrtApi.GetErrorMessage, c_char_p, 1)(status).decode()
@@ -202,20 +202,20 @@ def call(api: int, index: OrtApi, *arguments: Any) -> None:
 
 
 def ask(api: int, index: OrtApi, c_type: Any, *arguments: Any) -> Any:
-    """The value that a function of the table writes, to the address that is its last argument."""
+    """Return the value that a function of the table writes, to the address that is its last argument."""
     value = c_type()
     call(api, index, *arguments, ctypes.byref(value))
     return value.value
 
 
 def create_status(api: int, code: int, message: str) -> int:
-    """A new OrtStatus. ONNX Runtime releases it."""
+    """Return a new OrtStatus. ONNX Runtime releases it."""
     return int(function(api, OrtApi.CreateStatus, c_void_p, 2)(code, message.encode()))
 
 
 def read_attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
-    """The value of a node's attribute, or its default. Raises StatusError if the attribute is of another kind, or if it is
-    required and missing."""
+    """Return the value of a node's attribute, or its default. Raise StatusError if the attribute is of another kind, or if it
+    is required and missing."""
     try:
         return _GET_ATTRIBUTE[kind](api, info, name.encode())
     except StatusError as error:
@@ -227,7 +227,7 @@ def read_attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> 
 
 
 def _array(api: int, index: OrtApi, c_type: Any, *arguments: Any) -> list[Any]:
-    """The array that a function writes. Without an address for it, the function writes the number of elements."""
+    """Return the array that a function writes. Without an address for it, the function writes the number of elements."""
     size = c_size_t()
     call(api, index, *arguments, None, ctypes.byref(size))
     values = (c_type * size.value)()
@@ -250,19 +250,19 @@ _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
 
 
 def read_node_name(api: int, info: int) -> str:
-    """The name of an OrtKernelInfo's node."""
+    """Return the name of an OrtKernelInfo's node."""
     return _text(api, OrtApi.KernelInfo_GetNodeName, info)
 
 
 def read_inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
-    """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, None if it
-    is unknown or a scalar's, which look the same."""
+    """Return, for each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is not a tensor; and the shape,
+    None if it is unknown or that of a scalar: these look the same."""
     count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
     return [read_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
 
 def read_tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
-    """The type and the shape of an input or an output, for `get`, as `read_inputs` returns them."""
+    """Return the type and the shape of an input or an output, for `get`, as `read_inputs` returns them."""
     type_info, number, shape = ask(api, get, c_void_p, info, index), 0, None
     tensor_info = ask(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, type_info)
     if tensor_info:
@@ -273,14 +273,15 @@ def read_tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list
 
 
 def _shape(api: int, info: int) -> list[int | None]:
-    """The dimensions of an OrtTensorTypeAndShapeInfo, None for one that is not known."""
+    """Return the dimensions of an OrtTensorTypeAndShapeInfo, None for one that is not known."""
     sizes = (c_int64 * ask(api, OrtApi.GetDimensionsCount, c_size_t, info))()
     call(api, OrtApi.GetDimensions, info, sizes, len(sizes))
     return [None if size < 0 else size for size in sizes]
 
 
 def read_constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
-    """For each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no constant."""
+    """Return, for each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is not a
+    constant."""
     result = []
     for index in range(count):
         is_constant, value, data, size = c_int(), c_void_p(), None, 0
@@ -299,11 +300,11 @@ class InferredTensor(NamedTuple):
 
     number: int  # ONNXTensorElementDataType
     shape: list[int | None]
-    names: list[bytes]  # of the dimensions, empty if they have none
+    names: list[bytes]  # of the dimensions, empty for those without a name
 
 
 def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | None:
-    """An input of an OrtShapeInferContext; None if the node leaves it out."""
+    """Return an input of an OrtShapeInferContext, or None if the node leaves it out."""
     try:
         info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
     except StatusError:
@@ -328,7 +329,7 @@ def set_inferred_output(api: int, context: int, index: int, inferred: InferredTe
 
 
 def read_inferred_attribute(api: int, context: int, declared: Attribute) -> Any:
-    """The value of an INT attribute of an OrtShapeInferContext, or its default if the node does not have it."""
+    """Return the value of an INT attribute of an OrtShapeInferContext, or its default if the node does not have it."""
     try:
         found = ask(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, context, declared.name.encode())
     except StatusError:

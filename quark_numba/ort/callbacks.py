@@ -3,10 +3,10 @@
 Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as that of Ctrl-C does. If C
 has called a Python function, the exception does not reach C: it sees a function that returned 0, which means success. Therefore
 
-- functions that describe an operator read the answer from memory: it lies behind the OrtCustomOp that they get;
+- functions that describe an operator read the answer from memory: it follows the OrtCustomOp that they get;
 - functions that need Python let another thread run it, where no signal handlers run, and wait without Python;
 - nodes of the extensions backend run Python on the thread that calls them. If Python raises, another thread runs the node
-  again. If it raises there, too, the node is at fault; if not, a signal handler had raised.
+  again. If it raises there as well, the node is at fault; if not, a signal handler had raised.
 
 Signal handlers run, or their exceptions are raised, once ONNX Runtime has returned to Python.
 """
@@ -29,11 +29,11 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
 from ..compiling.records import new_record
 from . import python_record
-from .c_api import API, ORT_FAIL, OrtCustomOp, keep
+from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
 from .python_record import PYTHON, fill, python_functions
 
 # The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
-# when it has come to its end.
+# when it has finished.
 _WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")])
 _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
 
@@ -41,7 +41,7 @@ _PYTHON_AT = OrtCustomOp.python.offset
 
 
 def run_work(work_address: int) -> int:
-    """The function of the other thread. No fork happens while the thread starts or enters Python (``lock.thread_states``)."""
+    """Run `function` on the other thread. No fork happens while the thread starts or enters Python (``lock.thread_states``)."""
     work = record_at(work_address, _WORK)
     python = record_at(work.python, PYTHON)
     call(python.PyThread_acquire_lock, (python.thread_states, 1))
@@ -57,9 +57,9 @@ def run_work(work_address: int) -> int:
 
 @jit.function
 def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
-    """Let another thread run a Python function, and return the function's OrtStatus. If the function does not come to its end,
-    the status is an error, or 0 if `api` is 0. While the interpreter ends, no other thread can enter Python: then this thread
-    runs the function."""
+    """Let another thread run a Python function, and return the function's OrtStatus. If the function does not finish, the
+    status is an error, or 0 if `api` is 0. While the interpreter ends, no other thread can enter Python: then this thread runs
+    the function."""
     python = record_at(python_address, PYTHON)
     work_address, work = new_record(_WORK)
     work.function, work.a, work.b, work.c, work.d, work.status, work.is_done = function, a, b, c, d, 0, 0
@@ -91,14 +91,14 @@ _NOTHING = np.int64(0)
 
 
 def register(options: int, api_base: int, python_address: int) -> int:
-    """RegisterCustomOps, with a third argument that the library adds: the address of a record PYTHON."""
+    """Register the operators (RegisterCustomOps). The library adds the third argument: the address of a record PYTHON."""
     python = record_at(python_address, PYTHON)
     api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; any version will do to create an OrtStatus
     return _run_elsewhere(python_address, api, python.register, options, api_base, _NOTHING, _NOTHING)
 
 
 def create(op: int, api: int, info: int, result: int) -> int:
-    """OrtCustomOp::CreateKernelV2."""
+    """Create the kernel of a node (OrtCustomOp::CreateKernelV2)."""
     array_at(result, 1, np.int64)[0] = 0
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
@@ -106,7 +106,8 @@ def create(op: int, api: int, info: int, result: int) -> int:
 
 
 def infer(op: int, context: int) -> int:
-    """OrtCustomOp::InferOutputShapeFn. If Python fails, the outputs stay unknown. Python is told which thread this is."""
+    """Infer the types and shapes of outputs (OrtCustomOp::InferOutputShapeFn). If Python fails, they stay unknown. Python is
+    told which thread this is."""
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
     thread = call(python.PyThread_get_thread_ident, (0,))
@@ -117,7 +118,7 @@ SHARED = (run_work, register, create, infer)
 
 _WORD = ir.IntType(64)
 
-# The plain functions of an OrtCustomOp by name: what the function returns, a number or the name of a field behind the
+# The plain functions of an OrtCustomOp by name: what the function returns, a number or the name of a field that follows the
 # OrtCustomOp; and whether the field is an array, of which it returns one element.
 _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetName": ("name", False),
@@ -137,8 +138,8 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
 
 @functools.cache
 def _plain_library() -> Any:
-    """The plain functions. They are made by LLVM without Numba, which would take longer for each of them than LLVM takes for
-    all."""
+    """Return the compiled library of the plain functions. LLVM makes it without Numba, which would take longer for each
+    function than LLVM takes for all."""
     module = ir.Module("quark_numba_plain_functions")
     for name, (what, is_array) in _PLAIN.items():
         function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), _symbol(name))
@@ -151,7 +152,7 @@ def _plain_library() -> Any:
         result = word_at(op, _WORD(getattr(OrtCustomOp, what).offset)) if isinstance(what, str) else _WORD(what)
         builder.ret(word_at(result, builder.mul(index, _WORD(8))) if is_array else result)
     with global_compiler_lock:
-        library = keep(cpu_target.target_context.codegen().create_library(module.name))
+        library = keep_alive(cpu_target.target_context.codegen().create_library(module.name))
         library.add_ir_module(module)
         library.finalize()
     return library
@@ -162,23 +163,23 @@ def _symbol(name: str) -> str:
 
 
 def plain_object() -> tuple[dict[str, str], bytes]:
-    """The symbols of the plain functions, and the object file that has them."""
+    """Return the symbols of the plain functions, and the object file that has them."""
     library = _plain_library()
     with global_compiler_lock:
         return {name: _symbol(name) for name in _PLAIN}, bytes(library.codegen._tm.emit_object(library._final_module.clone()))
 
 
 def functions() -> dict[str, int]:
-    """The addresses of the functions that all operators share."""
+    """Return the addresses of the functions that all operators share."""
     plain = {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
     return {function.__name__: compiled(function) for function in SHARED} | plain
 
 
 @functools.cache
 def compiled(function: Callable[..., int], name: str = "") -> int:
-    """The address of `function` as a C function. All arguments and the result are 64-bit words."""
+    """Return the address of `function` as a C function. All arguments and the result are 64-bit words."""
     signature = types.int64(*[types.int64] * function.__code__.co_argcount)
-    return int(keep(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
+    return int(keep_alive(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
 
 
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
@@ -189,7 +190,8 @@ _HOOK = np.dtype(
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """The result of the Python function `body` for three Python objects. If it raises, that of `again`, on another thread."""
+    """Return the result of the Python function `body` for three Python objects. If it raises, that of `again`, on another
+    thread."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes
@@ -214,7 +216,8 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
 
 
 def _raise_it(hook_address: int) -> int:
-    """A pending call, which Python makes on the main thread. Raises the kept exception: returns -1, or 0 if there is none."""
+    """Raise the kept exception, and return -1; return 0 if no exception is kept. Python makes this pending call on the main
+    thread."""
     hook = record_at(hook_address, _HOOK)
     kept, value, traceback = hook.type, hook.value, hook.traceback
     hook.type, hook.value, hook.traceback = 0, 0, 0
@@ -227,20 +230,20 @@ def _raise_it(hook_address: int) -> int:
 def uninterrupted(
     body: Callable[[Any, Any, Any], Any], again: Callable[[Any, Any, Any], tuple[Any, bool]]
 ) -> Callable[[Any, Any, Any], Any]:
-    """`body` as a C function that does not pass on a signal handler's exception. If `body` raises, another thread calls
-    `again`, which must not raise. It does the same work once more, and returns the result and whether the node is at fault."""
+    """Return `body` as a C function that does not pass on a signal handler's exception. If `body` raises, another thread calls
+    `again`, which must not raise: it does the same work once more, and returns the result and whether the node is at fault."""
 
     def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
         result, is_fault = again(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
         words = (c_int64 * 2).from_address(answer)
-        words[0], words[1] = id(keep(result)), is_fault  # the caller gets the reference
+        words[0], words[1] = id(keep_alive(result)), is_fault  # the caller gets the reference
         is_done[0] = 1
 
-    hook = keep(np.zeros((), _HOOK))
+    hook = keep_alive(np.zeros((), _HOOK))
     fill(hook, _ERROR_API)
     hook["python"] = python_functions(compiled(run_work))
-    hook["body"] = id(keep(body))
-    hook["again"] = ctypes.cast(keep(python_record.PythonFunction(run_again)), c_void_p).value
+    hook["body"] = id(keep_alive(body))
+    hook["again"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_again)), c_void_p).value
     hook["raise_it"] = compiled(_raise_it)
     function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

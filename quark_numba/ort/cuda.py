@@ -1,4 +1,4 @@
-"""CUDA's driver, which is part of every driver of NVIDIA's cards, and the kernels that it has loaded."""
+"""The CUDA driver, which is part of every driver of NVIDIA GPUs, and the kernels that it has loaded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FUNCTIONS = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernel", "cuIn
 
 @functools.cache
 def driver() -> ctypes.CDLL | None:
-    """Return the driver's library; None if this machine has none, or one from before CUDA 12, or if sessions have no compiled
-    nodes."""
+    """Return the library of the driver. Return None if this machine lacks it or has one from before CUDA 12, or if sessions
+    have no compiled nodes."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     try:
@@ -40,15 +40,15 @@ def launcher() -> int:
 
 @functools.cache
 def loaded(kernel: DeviceKernel) -> int:
-    """Return the driver's handle of a kernel. The driver compiles it for a card at the first launch there, and keeps it until
-    the process ends. Raise RuntimeError if the driver refuses it."""
+    """Return the handle that the driver has for a kernel. The driver compiles it for a GPU at the first launch there, and keeps
+    it until the process ends. Raise RuntimeError if the driver refuses it."""
     library, handle = ctypes.c_void_p(), ctypes.c_void_p()
     cuda, nothing = _driver(), (None, None, 0)
     code = cuda.cuInit(0)
     code = code or cuda.cuLibraryLoadData(ctypes.byref(library), kernel.ptx.encode(), *nothing, *nothing)
     code = code or cuda.cuLibraryGetKernel(ctypes.byref(handle), library, kernel.entry.encode())
     if code or handle.value is None:
-        raise RuntimeError(f"CUDA's driver refuses the kernel {kernel.entry} with error {code}")
+        raise RuntimeError(f"the CUDA driver refuses the kernel {kernel.entry} with error {code}")
     return handle.value
 
 

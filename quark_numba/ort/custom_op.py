@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.memory import release_compiler
 from . import c_api, kept_kernels
-from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep, text_at
+from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep_alive, text_at
 from .kept_kernels import Kernel
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
@@ -47,8 +47,8 @@ class _Node(NamedTuple):
     """What a kernel is made for: the attributes of a node, and the types and shapes that are checked."""
 
     attributes: dict[str, Any]
-    inputs: list[tuple[int, list[int | None] | None]] | None  # as from `c_api.read_inputs`; None: they are not checked
-    outputs: list[int | None]  # ONNXTensorElementDataType; None: ONNX Runtime checks it
+    inputs: list[tuple[int, list[int | None] | None]] | None  # as from `c_api.read_inputs`, or None if they are not checked
+    outputs: list[int | None]  # ONNXTensorElementDataType, or None if ONNX Runtime checks it
 
     @property
     def key(self) -> Attributes:
@@ -56,15 +56,15 @@ class _Node(NamedTuple):
 
 
 def make_structure(description: Description, provider: str | None, functions: Mapping[str, int], python: int) -> OrtCustomOp:
-    """A new OrtCustomOp for an execution provider; None: the CPU's. `functions` are those of ``callbacks``, `python` is the
-    address of a record PYTHON."""
+    """Return a new OrtCustomOp for an execution provider, or for the CPU provider if that is None. `functions` has the
+    addresses of the functions of ``callbacks``, and `python` is the address of a record PYTHON."""
     arrays = "input_types", "output_types", "input_characteristics", "output_characteristics"
-    return keep(
+    return keep_alive(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
             **{name: address for name, address in functions.items() if name in c_api.CUSTOM_OP_FUNCTIONS},
             CreateKernelV2=functions["create"],
-            # ONNX Runtime ignores the types that attributes give when it chooses an overload.
+            # ONNX Runtime ignores the types in attributes when it chooses an overload.
             InferOutputShapeFn=functions["infer"] if description.infers else None,
             name=text_at(description.name.encode()),
             provider=text_at(provider.encode()) if provider else None,
@@ -87,7 +87,7 @@ class CustomOp:
     structure: OrtCustomOp
     lists_needs: bool  # in place of kernels
     is_on_gpu: bool
-    # Nodes that are alike share a kernel. There are few, so that none is ever freed.
+    # Nodes that are alike share a kernel. There are few, and they are never freed.
     kernels: dict[Attributes, Kernel] = field(default_factory=dict)
 
     @functools.cached_property
@@ -104,7 +104,7 @@ class CustomOp:
 
     def create_kernel(self, info: int) -> int:
         """Compile the kernel of an OrtKernelInfo's node, so that its first run does not have to, and return the address of the
-        node's state. Raises TypeError or ValueError if the node is wrong."""
+        node's state. Raise TypeError or ValueError if the node is invalid."""
         kernel = self._find_or_compile(self._read(info))
         # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
         self.structure.KernelComputeV2 = kernel.compute
@@ -113,13 +113,13 @@ class CustomOp:
         return self._prepare(kernel, info) if kernel.prepare else kernel.state
 
     def need_of(self, info: int) -> Need:
-        """Return what an OrtKernelInfo's node needs. Raises TypeError or ValueError if the node is wrong."""
+        """Return what an OrtKernelInfo's node needs. Raise TypeError or ValueError if the node is invalid."""
         from . import operators
 
         operator, overload = self.declared
         node = self._read(info)
         self._check(node)
-        operators.state_of(operator, overload, node.attributes, compiles=False)  # raises ValueError for wrong attributes
+        operators.state_of(operator, overload, node.attributes, compiles=False)  # raises ValueError if an attribute is invalid
         types = None if operator.is_homogeneous else tuple(number for number, _ in node.inputs or ())
         return need_of(operator, overload, node.key, types)
 
@@ -134,7 +134,7 @@ class CustomOp:
         x = known[0]
         if x is None or not x.shape:
             return
-        inputs = [given and Tensor(_element_type(given.number), given.shape or None) for given in known]
+        inputs = [tensor and Tensor(_element_type(tensor.number), tensor.shape or None) for tensor in known]
         attributes = {each.name: c_api.read_inferred_attribute(self.api, context, each) for each in operator.attributes}
         for index, output in enumerate(operator.infer(inputs, attributes)):
             has_any_type = self.description.output_types[index] == c_api.ANY_TYPE
@@ -143,7 +143,7 @@ class CustomOp:
             if output.element_type and output.shape:
                 shape = [*output.shape]
                 names = x.names if shape == x.shape else [b""] * len(shape)
-                # A name of a dimension that has none, and that may differ from all others.
+                # The name of a dimension that has neither size nor name, and that may differ from all others.
                 own = (b"" if size is not None else b"unknown_of_quark_numba_%d" % next(_dimensions) for size in shape)
                 names = [name or new for name, new in zip(names, own, strict=True)]
                 inferred = InferredTensor(c_api.element_type(output.element_type), shape, names)
@@ -163,7 +163,7 @@ class CustomOp:
 
     def _check(self, node: _Node) -> None:
         """Check the types and shapes of inputs, as far as they are known, and the types of outputs of any type: a tensor of
-        another type may have too little memory. Raises TypeError or ValueError."""
+        another type may have too little memory. Raise TypeError or ValueError if one is invalid."""
         from ..declaration import Tensor
         from ..element_types import UINT8, names
 
@@ -172,7 +172,7 @@ class CustomOp:
         for index, (number, shape) in enumerate(node.inputs or ()):
             element_type = _element_type(number)
             if element_type is None:
-                raise TypeError(f"input {index} is no tensor of an element type that {operator.full_name} takes")
+                raise TypeError(f"input {index} is not a tensor of an element type that {operator.full_name} takes")
             inputs.append(Tensor(element_type, shape))
         if node.inputs is not None:
             operator.infer(inputs, node.attributes)
@@ -198,27 +198,27 @@ class CustomOp:
 
         operator, overload = self.declared
         make = operators.gpu_state_of if self.is_on_gpu else operators.state_of
-        state = keep(make(operator, overload, attributes))
+        state = keep_alive(make(operator, overload, attributes))
         state["api"], state["has_shape_reference"] = self.api, self.has_shape_reference
         state["messages"] = c_api.texts_at(operators.messages_of(operator))
-        family = operator.family
-        functions = (operators.compiled_for_gpu(family), 0, 0) if self.is_on_gpu else operators.node_functions(family)
+        functions = operators.node_functions(operator.family, self.is_on_gpu)
         release_compiler()
         return Kernel(int(state.ctypes.data), *functions)
 
     def _prepare(self, kernel: Kernel, info: int) -> int:
-        """Return the address of a node's state, as the family's `prepare` does: the given one, or one for this node alone."""
+        """Return the address of a node's state, as the family's `prepare` does: the address of the kernel's state, or of one
+        for this node alone."""
         constants = c_api.read_constants(self.api, info, len(self.description.input_types))
         words = [word for pair in constants for word in pair]
         prepare = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(kernel.prepare)
         address = prepare(kernel.state, (c_int64 * len(words))(*words))
         if not address:
-            raise MemoryError("there is no memory for the weights")
+            raise MemoryError("not enough memory for the weights")
         return int(address)
 
 
 def _element_type(number: int) -> ElementType | None:
-    """The element type of an ONNXTensorElementDataType; None if the package does not have it."""
+    """Return the element type of an ONNXTensorElementDataType, or None if the package does not have it."""
     from ..element_types import ELEMENT_TYPES
 
     return next((element_type for element_type in ELEMENT_TYPES if c_api.element_type(element_type) == number), None)

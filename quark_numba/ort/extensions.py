@@ -4,9 +4,9 @@ The limits of onnxruntime-extensions 0.15, and what follows from them here:
 
 - float16 and bfloat16 tensors end the process. These types are not declared, so that ONNX Runtime refuses such a model.
 - Every input is required, and all overloads must have the same number of inputs. A node without a zero point is refused.
-- A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values come from
-  ``Operator.attributes_of_shapes``, or are the defaults.
-- Attributes come as text, a FLOAT with six digits. So the scales of LSTM layers differ slightly from those of the model.
+- A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values are those
+  of ``Operator.attributes_of_shapes``, or the defaults.
+- Attributes are passed as text, a FLOAT with six digits. So the scales of LSTM layers differ slightly from those of the model.
 - An exception ends the process. A fault of a node is logged, and its outputs are empty.
 """
 
@@ -38,12 +38,13 @@ _KINDS = {"INT": "dt_int64", "FLOAT": "dt_float", "STRING": "dt_string"}
 
 
 def carries(element_type: ElementType) -> bool:
-    """Whether onnxruntime-extensions can pass tensors of the type."""
+    """Return whether onnxruntime-extensions can pass tensors of the type."""
     return (element_type.is_integer and element_type.bits >= 8) or element_type is FLOAT32
 
 
 def has(operator: Operator) -> bool:
-    """Whether the operator is declared. ONNX's own operators are not, as ONNX Runtime has them; nor are variadic ones."""
+    """Return whether the operator is declared. ONNX's own operators are not, as ONNX Runtime has them; nor are variadic
+    ones."""
     return bool(operator.domain) and operator.most_inputs is not None
 
 
@@ -55,7 +56,7 @@ MISSING = (
 
 
 def get_library_path() -> str:
-    """The path of onnxruntime-extensions' library, once the operators are declared in it."""
+    """Return the path of onnxruntime-extensions' library, once the operators are declared in it."""
     with missing_packages_are_named():
         import onnxruntime_extensions
 
@@ -86,7 +87,7 @@ def _declare() -> None:
                 known[id(declared)] = body, operator, overload
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
-        """A node's answer. The stock hook converts every output to a list of Python numbers; this one returns arrays."""
+        """Return a node's answer. The stock hook converts every output to a list of Python numbers; this one returns arrays."""
         if k_id not in known:
             return _ocos._on_pyop_invocation(k_id, feed, attributes)
         body, _, _ = known[k_id]
@@ -122,7 +123,7 @@ def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
 
 
 def _body(operator: Operator, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str) -> tuple[NDArray[Any], ...]:
-    """The outputs of a node, whose attributes come as text."""
+    """Return the outputs of a node, whose attributes are passed as text."""
     values = {attribute.name: attribute.value(texts[attribute.name]) for attribute in attributes}
     if operator.attributes_of_shapes and not attributes:
         values = operator.attributes_of_shapes(*(array.shape for array in inputs))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .c_api import Description, keep, texts_at
+from .c_api import Description, keep_alive, texts_at
 
 if TYPE_CHECKING:
     from ..declaration import Operator, Overload
@@ -91,7 +91,7 @@ def _addresses_of(objects: Mapping[str, str], stubs: list[str]) -> dict[str, int
     for code in objects.values():
         engine.add_object_file(ll.ObjectFileRef.from_data(base64.b64decode(code)))
     engine.finalize_object()
-    keep(engine)
+    keep_alive(engine)
     addresses = {symbol: engine.get_function_address(symbol) for names in objects for symbol in names.split()}
     if not all(addresses.values()):
         raise LookupError("an object file lacks its function")
@@ -118,22 +118,22 @@ def _stubs(names: list[str]) -> str:
 
 
 def descriptions() -> list[Description]:
-    """The descriptions of all overloads; empty: nothing is loaded."""
+    """Return the descriptions of all overloads, or an empty list if nothing is loaded."""
     return _kept.descriptions
 
 
 def callbacks() -> dict[str, int]:
-    """The addresses of the functions that all operators share; empty: nothing is loaded."""
+    """Return the addresses of the functions that all operators share, or an empty dict if nothing is loaded."""
     return {name: _kept.addresses[symbol] for name, symbol in _kept.callbacks.items()}
 
 
 def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any, outputs: Any) -> str:
-    """The key of a kernel: all that its creation depends on. `inputs` and `outputs` are what is checked of these."""
+    """Return the key of a kernel: all that its creation depends on. `inputs` and `outputs` are what is checked of these."""
     return json.dumps([description.domain, description.name, description.number, attributes, inputs, outputs])
 
 
 def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
-    """The kept kernel of a node; None: there is none."""
+    """Return the kept kernel of a node, or None if no kernel is kept for it."""
     state = _kept.states.get(key)
     if state is None:
         return None
@@ -144,7 +144,7 @@ def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
             words[index] = _kept.addresses[symbol]
         messages = texts_at(tuple(text.encode() for text in _kept.messages[state["operator"]]))
         words[:3] = api, has_shape_reference, messages  # the first fields of `nodes.context.STATE`
-        state["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
+        state["address"] = ctypes.addressof(keep_alive((ctypes.c_int64 * len(words))(*words)))
     return Kernel(state["address"], *(_kept.addresses[symbol] if symbol else 0 for symbol in state["node"]))
 
 
@@ -198,7 +198,7 @@ def content_of(recorded: Recorded, release: tuple[int, ...]) -> dict[str, Any]:
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is to be kept of a state that this process has made. Raises LookupError as `content_of`."""
+    """Return what is to be kept of a state that this process has made. Raise LookupError if it cannot be kept."""
     from . import operators
 
     words, functions = operators.words_of(operator, overload, attributes)

@@ -1,8 +1,8 @@
-"""What is known of sessions that Python's ``onnxruntime.InferenceSession`` is creating: what their models declare, and which
-execution providers they have.
+"""What is known of sessions that ``onnxruntime.InferenceSession`` is creating: what their models declare, and which execution
+providers they have.
 
 ONNX Runtime asks for the type of each output while it loads a model, does not say which types the model declares, and refuses a
-model that declares another type than the answer. So who answers has to know what is declared."""
+model that declares another type than the answer. So the answer has to depend on what is declared."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _undeclared: WeakKeyDictionary[Any, frozenset[tuple[str, str]]] = WeakKeyDiction
 
 
 def is_undeclared(thread: int, domain: str, name: str) -> bool:
-    """Whether the model that a thread is loading has no declaration for the output of any node of an operator. False if that is
-    not known, as where no session is being created from Python."""
+    """Return whether the model that a thread is loading has no declaration for the output of any node of an operator. False if
+    that is not known, as where no session is being created from Python."""
     import onnxruntime
 
-    given, session = None, None
+    source, session = None, None
     for frame in _frames(thread):
         own = frame.f_locals.get("self")
         if session is None and isinstance(own, onnxruntime.InferenceSession):
             session = own
-        if session is not None and own is session and given is None:
-            given = frame.f_locals.get("path_or_bytes")
+        if session is not None and own is session and source is None:
+            source = frame.f_locals.get("path_or_bytes")
     if session is None:
         return False
     if session not in _undeclared:
-        _undeclared[session] = _operators_without_declarations(given)
+        _undeclared[session] = _operators_without_declarations(source)
     return (domain, name) in _undeclared[session]
 
 
@@ -66,13 +66,13 @@ def _frames(thread: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _operators_without_declarations(given: Any) -> frozenset[tuple[str, str]]:
+def _operators_without_declarations(source: Any) -> frozenset[tuple[str, str]]:
     import onnx
 
     from ..models.protos import graphs
 
     try:
-        model = onnx.load_from_string(given) if isinstance(given, bytes) else onnx.load(given, load_external_data=False)
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
     except Exception:  # such as another format, which ONNX Runtime knows
         return frozenset()
     undeclared: set[tuple[str, str]] = set()

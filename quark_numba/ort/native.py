@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 # Configuration entries of session options. This one tells which backend is registered with them.
 REGISTERED = "quark_numba.backend"
 
-# It asks for ONNX's own operators as well. It has to be set before the library is registered, and may be set before the library
-# is registered once more.
+# Asks for the operators of ONNX's own domain as well. It has to be set before the library is registered, and may be set before
+# the library is registered once more.
 FLOAT_QDQ = "quark_numba.float_qdq"
 
-# It asks for all other domains, where the library is limited to some.
+# Asks for all other domains, where the library is limited to some.
 ALL_DOMAINS = "quark_numba.all_domains"
 
 # The sessions never run. Their nodes get no kernels; `Registry.listing_needs` notes what these would need.
 LISTS_NEEDS = "quark_numba.lists_needs"
 
-# With the name of a domain behind it: the options have that domain. ONNX Runtime would refuse one that comes twice, with a
+# Followed by the name of a domain: the options have that domain. ONNX Runtime would refuse a domain that is added twice, with a
 # message that does not say why.
 _HAS_DOMAIN = "quark_numba.has_domain."
 
@@ -51,11 +51,11 @@ _COPIES = (
 
 
 def get_library_path() -> str:
-    """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
+    """Return the path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
     The library calls functions of this process, so that the path is valid in this process only, as long as it lives. Another
-    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the
-    path leads nowhere, or to a library without operators.
+    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the path
+    leads nowhere, or to a library without operators.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def get_library_path() -> str:
 
 
 def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
-    """The value of a configuration entry of the options, or None."""
+    """Return the value of a configuration entry of the options, or None if they lack it."""
     try:
         return session_options.get_session_config_entry(name)
     except RuntimeError:  # there is no such entry
@@ -78,9 +78,10 @@ def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
 
 
 def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[[str], bool]) -> list[str]:
-    """Return which of all `domains` session options get that have a configuration entry if `has` says so.
+    """Return which of all `domains` are added to session options. `has` tells whether these have a configuration entry.
 
-    `limit` are the domains that the library is limited to, for options that do not ask for all; empty: there is no limit."""
+    `limit` has the domains to which the library is limited, for options that do not ask for all. If it is empty, there is no
+    limit."""
 
     def is_wanted(domain: str) -> bool:
         if not domain:
@@ -91,13 +92,13 @@ def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The release of a version of ONNX Runtime."""
+    """Return the release of a version of ONNX Runtime."""
     return tuple(map(int, version.split(".")[:2]))
 
 
 def _descriptions(release: tuple[int, ...]) -> list[Description]:
-    """The descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to which
-    operators may be added."""
+    """Return the descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to
+    which operators may be added."""
     descriptions = kept_kernels.descriptions()
     if descriptions and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
         return descriptions
@@ -107,7 +108,7 @@ def _descriptions(release: tuple[int, ...]) -> list[Description]:
 
 
 def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
-    """Run `action` under the creation lock and set `is_done`. Returns an OrtStatus if it raises: no exception may reach C."""
+    """Run `action` under the creation lock and set `is_done`. Return an OrtStatus if it raises: no exception may reach C."""
     try:
         created(action)
     except BaseException as error:
@@ -121,8 +122,8 @@ class Registry:
     have one file."""
 
     def __init__(self) -> None:
-        # The domains that options get that do not ask for all; empty: all. ONNX Runtime keeps each domain that was ever
-        # registered in the process, and names them all in the models that it writes.
+        # The domains that are registered with options that do not ask for all. If it is empty, these get all domains. ONNX
+        # Runtime keeps each domain that was ever registered in the process, and names them all in the models that it writes.
         self.limit: frozenset[str] = frozenset()
         self._domains: dict[tuple[int, str, bool], int] = {}
         self._custom_ops: dict[int, CustomOp] = {}  # by the addresses of their structures
@@ -131,7 +132,8 @@ class Registry:
 
     @created_once
     def library(self) -> tuple[str | None, str]:
-        """(the library's path, ""), or (None, the reason why there is none). The answer never changes in a process."""
+        """Return (the path of the library, ""), or (None, the reason why it is not available). The answer never changes in a
+        process."""
         try:
             check_platform()
             if not kept_kernels.callbacks():
@@ -169,7 +171,7 @@ class Registry:
         return python_record.python_functions(self._functions["run_work"], **functions)
 
     def _register(self, options: int, api_base: int, _c: int, _d: int, is_done: Any) -> int | None:
-        """RegisterCustomOps: add domains of the catalog to an OrtSessionOptions. Returns an OrtStatus."""
+        """Add domains of the catalog to an OrtSessionOptions (RegisterCustomOps). Return an OrtStatus."""
         base = c_api.OrtApiBase.from_address(api_base)
         api = base.GetApi(c_api.API_VERSION)
         version = base.GetVersionString().decode()
@@ -197,7 +199,7 @@ class Registry:
         return _run(api, add, is_done)
 
     def _get_or_create_domain(self, api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
-        """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
+        """Return an OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
         overloads' types to check types, and to infer the types of outputs that the model does not declare."""
         key = api, domain, lists_needs
         if key not in self._domains:
@@ -215,7 +217,7 @@ class Registry:
         return self._domains[key]
 
     def _create_kernel(self, op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
-        """OrtCustomOp::CreateKernelV2: create the kernel of a node, or note what it needs. Returns an OrtStatus."""
+        """Create the kernel of a node, or note what it needs (OrtCustomOp::CreateKernelV2). Return an OrtStatus."""
 
         def create() -> None:
             custom_op = self._custom_ops[op]
@@ -229,7 +231,8 @@ class Registry:
         return _run(api, create, is_done, lambda: f" (node {c_api.read_node_name(api, info)!r})")
 
     def _infer_outputs(self, op: int, context: int, thread: int, _d: int, is_done: Any) -> None:
-        """OrtCustomOp::InferOutputShapeFn. ONNX Runtime ignores a status: if this fails, it falls back to its own inference."""
+        """Infer the types and shapes of outputs (OrtCustomOp::InferOutputShapeFn). ONNX Runtime ignores a status: if this
+        fails, it falls back to its own inference."""
         with contextlib.suppress(c_api.StatusError, ValueError):
             self._custom_ops[op].infer_outputs(context, thread)
 
@@ -239,7 +242,7 @@ class Registry:
         return bool(better_in_standard(available()))
 
     def _warn_of_copies(self) -> None:
-        """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU's, and
+        """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU, and
         their tensors are copied there and back. There is no warning for a provider for which that is the best."""
         if not self._may_copy:
             return
@@ -255,6 +258,6 @@ REGISTRY = Registry()
 
 
 def _providers() -> list[str | None]:
-    """The execution providers that get operators with kernels for GPUs: None for the CPU's, and CUDA's if this machine may have
-    a GPU."""
+    """Return the execution providers that get operators with kernels for GPUs: None, which is the CPU provider, and the CUDA
+    provider if this machine may have a GPU."""
     return [None, CUDA] if CUDA in available() and cuda.driver() is not None else [None]

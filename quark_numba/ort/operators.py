@@ -21,12 +21,12 @@ _CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "var
 
 
 def overloads(operator: Operator, release: tuple[int, ...]) -> list[Overload]:
-    """The overloads of an operator in a release of ONNX Runtime."""
+    """Return the overloads of an operator in a release of ONNX Runtime."""
     return [*operator.overloads(lambda element_type: element_type.has_tensors(release))]
 
 
 def descriptions(release: tuple[int, ...]) -> list[Description]:
-    """The descriptions of all overloads of all operators in a release of ONNX Runtime."""
+    """Return the descriptions of all overloads of all operators in a release of ONNX Runtime."""
     return [
         describe(operator, overload, number)
         for domain in OPERATORS.domains
@@ -36,84 +36,80 @@ def descriptions(release: tuple[int, ...]) -> list[Description]:
 
 
 def describe(operator: Operator, overload: Overload, number: int = 0) -> Description:
-    """The description of an overload. A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model
-    that says anything else than what it infers, and infers nothing for an output of any type. Only an optional output may have
-    any type."""
+    """Return the description of an overload.
+
+    TensorRT models may declare float8 codes as uint8. ONNX Runtime compares declared types with inferred ones. So such outputs
+    are registered as "any type", which it does not infer, and as optional, which "any type" requires."""
     has_any_type = [row is operator.uint8_holds for row in overload.outputs]
     types = iter(overload.inputs)
     return Description(
         operator.domain,
         operator.name,
         number,
-        operator.is_homogeneous,
-        # These need the shape of x to set a type. So they, and what is between them, pass the shape on.
-        operator.takes_type or operator.uint8_holds is not None or len(operator.outputs) > 1,
-        operator.is_checked_at_load or not operator.is_homogeneous,
-        [(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
-        [c_api.element_type(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs],
-        [
+        is_homogeneous=operator.is_homogeneous,
+        # The operators of TensorRT (`uint8_holds`) and those with a type in an attribute or with scales as an output need the
+        # shape of x to set a type. So they, and the operators between them, pass the shape on.
+        infers=operator.takes_type or operator.uint8_holds is not None or len(operator.outputs) > 1,
+        is_checked=operator.is_checked_at_load or not operator.is_homogeneous,
+        attributes=[(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
+        input_types=[
+            c_api.element_type(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs
+        ],
+        output_types=[
             c_api.ANY_TYPE if any_type else c_api.element_type(element_type)
             for element_type, any_type in zip(overload.outputs, has_any_type, strict=True)
         ],
-        [_CHARACTERISTICS[parameter.option] for parameter in operator.inputs],
-        [c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type],
-        operator.runs_on_gpus,
+        input_characteristics=[_CHARACTERISTICS[parameter.option] for parameter in operator.inputs],
+        output_characteristics=[c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type],
+        runs_on_gpus=operator.runs_on_gpus,
     )
 
 
 def node_of(family: str) -> ModuleType:
-    """The module with the node of a family."""
+    """Return the module with the node of a family."""
     return OPERATORS.nodes.get(family) or importlib.import_module(f"{__package__}.nodes.{family}")
 
 
 def gpu_node_of(family: str) -> ModuleType:
-    """The module with the node of a family on a GPU, if it has one."""
+    """Return the module with the node of a family on a GPU, if it has one."""
     return importlib.import_module(f"{__package__}.gpu_nodes.{family}")
 
 
-def compiled(family: str, name: str) -> int:
-    """The address of a function of a family's node by its name: "compute", or 0 for another that the family does not have."""
+def compiled(family: str, name: str, is_on_gpu: bool = False) -> int:
+    """Return the address of a function of a family's node by its name, or 0 if the family does not have the function."""
     from . import callbacks
 
-    node = node_of(family)
-    function = node.compute if name == "compute" else getattr(node, name, None)
-    return callbacks.compiled(function, f"{name}_{family}") if function else 0
+    function = getattr(gpu_node_of(family) if is_on_gpu else node_of(family), name, None)
+    return callbacks.compiled(function, f"{name}_{family}{'_on_gpu' * is_on_gpu}") if function else 0
 
 
-def compiled_for_gpu(family: str) -> int:
-    """The address of ``compute`` of a family's node on a GPU."""
-    from . import callbacks
-
-    return callbacks.compiled(gpu_node_of(family).compute, f"compute_{family}_on_gpu")
-
-
-def node_functions(family: str) -> tuple[int, int, int]:
-    """The addresses of `compute`, `prepare` and `destroy` of a family's node."""
-    return compiled(family, "compute"), compiled(family, "prepare"), compiled(family, "destroy")
+def node_functions(family: str, is_on_gpu: bool = False) -> list[int]:
+    """Return the addresses of `compute`, `prepare` and `destroy` of a family's node."""
+    return [compiled(family, name, is_on_gpu) for name in ("compute", "prepare", "destroy")]
 
 
 def table_of(family: str) -> Table[Any]:
-    """The dispatch table of a family."""
+    """Return the dispatch table of a family."""
     table: Table[Any] = importlib.import_module(f"..{family}.dispatch", __package__).TABLE
     return table
 
 
 @functools.cache
 def messages_of(operator: Operator) -> tuple[bytes, ...]:
-    """An operator's messages, in their order."""
+    """Return an operator's messages, in their order."""
     from .nodes import context
 
     return context.messages_of(operator, getattr(node_of(operator.family), "NUMBERS", ()))
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any], *, compiles: bool = True) -> NDArray[Any]:
-    """A new state of nodes with these types and attributes: what the family selects, and the addresses of the functions, if it
-    `compiles`. Raises ValueError for wrong attributes."""
+    """Return a new state of nodes with these types and attributes: what the family selects, and the addresses of the functions,
+    if it `compiles`. Raise ValueError if an attribute is invalid."""
     from .nodes import context
 
     node = node_of(operator.family)
     state = np.zeros((), node.STATE)
-    overload = operator.held(overload)
+    overload = operator.held(overload)  # the kernel depends on the codes in a uint8 tensor
     key, numbers = node.select(operator, overload, attributes)
     functions: dict[str, Any] = {}
     if compiles and key is not None:
@@ -125,8 +121,8 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
 
 
 def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> NDArray[Any]:
-    """A new state of nodes on a GPU, as `state_of` returns it. Raises ValueError, too, if there is no kernel, and RuntimeError
-    if the driver refuses it."""
+    """Return a new state of nodes on a GPU, as `state_of` returns it. Raise ValueError also if there is no kernel, and
+    RuntimeError if the driver refuses it."""
     from . import cuda
     from .nodes import context
 
@@ -139,7 +135,8 @@ def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str
 
 
 def words_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """The words of a new state, and the indices of those that are addresses of functions: a word that compiling changes."""
+    """Return the words of a new state, and the indices of those that are addresses of functions: a word that compiling
+    changes."""
     states = (state_of(operator, overload, attributes, compiles=compiles).tobytes() for compiles in (False, True))
     plain, words = (np.frombuffer(state + bytes(-len(state) % 8), np.int64).tolist() for state in states)
     return words, [index for index, word in enumerate(words) if word != plain[index]]

@@ -12,26 +12,27 @@ _SUFFIX = "ExecutionProvider"
 # The provider that every build of ONNX Runtime has, and that runs what the others leave.
 CPU = f"CPU{_SUFFIX}"
 
-# That of NVIDIA's cards, for which this package has kernels.
+# The provider of NVIDIA GPUs, for which this package has kernels.
 CUDA = f"CUDA{_SUFFIX}"
 
-# Providers that leave all tensors where they are. Azure's, which the plain build has as well, runs only operators that call
-# services.
+# Providers that leave all tensors where they are. The Azure provider, which the plain build has as well, runs only operators
+# that call services.
 _WITHOUT_DEVICE = {CPU, f"Azure{_SUFFIX}"}
 
 
 def others_than_cpus(names: Iterable[str]) -> list[str]:
-    """Return the names of the providers that run a model's nodes elsewhere than the CPU's provider does."""
+    """Return the names of the providers that do not run nodes on the CPU."""
     return [name for name in names if name not in _WITHOUT_DEVICE]
 
 
 def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]:
-    """Return in which operators nodes are right, and fastest, in a session with these providers: in this package's ("custom"),
-    which the CPU's provider runs, in those of them that CUDA's provider runs, and else in ONNX's ("cuda"), or in ONNX's
-    ("standard").
+    """Return which operators are right, and fastest, in a session with these providers: "custom", those of this package, which
+    the CPU provider runs; "cuda", those of this package that the CUDA provider runs, and else those of ONNX; or "standard",
+    those of ONNX.
 
-    OpenVINO's provider (1.24) does not compute ONNX's operators one by one, as they are written, whatever its options are: it
-    multiplies with inverses in place of dividing, makes one product of two, and computes float16 and float64 in float32."""
+    Whatever its options are, the OpenVINO provider (1.24) does not compute the operators of ONNX one by one, as they are
+    written: it multiplies by inverses in place of dividing, makes one product of two, and computes float16 and float64 in
+    float32."""
     others = others_than_cpus(names)
     if others == [CUDA] and cuda.driver():
         return "cuda"
@@ -39,7 +40,7 @@ def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]
 
 
 def better_in_standard(names: Iterable[str]) -> list[str]:
-    """Return those of the providers that run a model of ONNX's operators faster, or alone."""
+    """Return the providers that run a model faster in the operators of ONNX, or only in these."""
     return [name for name in names if operators_for([name]) != "custom"]
 
 
@@ -51,14 +52,14 @@ def available() -> list[str]:
 
 
 def providers_of(names: Sequence[str] | None) -> list[str]:
-    """Return ONNX Runtime's names of providers, of which names may leave out the end, and the case of letters: "cuda" is
-    "CUDAExecutionProvider". None: the CPU's. Raise ValueError for one that this build of ONNX Runtime lacks, of which ONNX
-    Runtime itself only warns."""
+    """Return the full names of providers. A name may be short, and in any case: "cuda" is "CUDAExecutionProvider". None stands
+    for the CPU provider alone. Raise ValueError if this build of ONNX Runtime lacks a provider; ONNX Runtime itself only
+    warns."""
     if names is None:
         return [CPU]
     known = {form.lower(): each for each in available() for form in (each, each.removesuffix(_SUFFIX))}
     missing = [name for name in names if name.lower() not in known]
     if missing or not names:
         has = f"this build of ONNX Runtime has {', '.join(available())}"
-        raise ValueError(f"providers: {', '.join(missing) or 'there is none'}; {has}")
+        raise ValueError(f"providers: {', '.join(missing) or 'the list is empty'}; {has}")
     return [*dict.fromkeys(known[name.lower()] for name in names)]

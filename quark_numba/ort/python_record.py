@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..compiling.lock import thread_states
-from .c_api import keep, text_at
+from .c_api import keep_alive, text_at
 
-# Functions of Python's C API. The first one is private before Python 3.13.
+# Functions of the C API of Python. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
 _PYTHON_API = (
     _IS_FINALIZING,
@@ -33,18 +33,18 @@ PythonFunction = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void
 
 
 def python_functions(run_work: int, **functions: Callable[[int, int, int, int, Any], int | None]) -> int:
-    """The address of a new record PYTHON with these functions. `run_work` is the address of the compiled function."""
-    record = keep(np.zeros((), PYTHON))
+    """Return the address of a new record PYTHON with these functions. `run_work` is the address of the compiled function."""
+    record = keep_alive(np.zeros((), PYTHON))
     fill(record, _PYTHON_API)
     record["run_work"], record["thread_states"] = run_work, thread_states
     record["message"] = text_at(b"quark_numba: a Python function did not finish")
     for name, function in functions.items():
-        record[name] = ctypes.cast(keep(PythonFunction(function)), c_void_p).value
+        record[name] = ctypes.cast(keep_alive(PythonFunction(function)), c_void_p).value
     return int(record.ctypes.data)
 
 
 def fill(record: Any, names: Sequence[str]) -> None:
-    """Write the addresses of functions of Python's C API into a record."""
+    """Write the addresses of functions of the C API of Python into a record."""
     for name in names:
         field = "is_finalizing" if name == _IS_FINALIZING else name
         record[field] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value

@@ -119,9 +119,9 @@ def _add_products_of_python(codes: Any, at: int, low: Any, high: Any, start: int
 # The codes begin at `at`: two codes of the first row, two of the second, and so on for all ROWS, then the next two of each row.
 #
 # A product with a low part, 0 to 255, has a magnitude of at most 2**15 * 255; one with a high part, -128 to 127, of at most
-# 2**15 * 2**7. The sum of 256 of them is below 2**31, so 32-bit sums are exact for up to MOST_PAIRS pairs.
+# 2**15 * 2**7. The sum of 256 of them is below 2**31, so 32-bit sums are exact for up to MAX_PAIRS pairs.
 add_products: Any = _add_products if jit.JIT_ENABLED else _add_products_of_python
-MOST_PAIRS = 128
+MAX_PAIRS = 128
 
 
 @jit.inline

@@ -72,10 +72,10 @@ def extended_lstm(
         If an argument is invalid. The message says what it is and what was expected.
     """
     arrays = float32_arrays(x=x, w=w, r=r, b=b)
-    given = locals()
+    arguments = locals()
     integers = "hidden_size", "layout", "input_forget", *(f"{name}_zero_point" for name in OPERANDS)
-    numbers = {name: index(given[name], name) for name in integers}
-    layers = layer_of(numbers | {f"{name}_scale": real(given[f"{name}_scale"], f"{name}_scale") for name in OPERANDS})
+    numbers = {name: index(arguments[name], name) for name in integers}
+    layers = layer_of(numbers | {f"{name}_scale": real(arguments[f"{name}_scale"], f"{name}_scale") for name in OPERANDS})
     fault, steps, batch, inputs = layer_shape(numbers["hidden_size"], *(array.shape for array in arrays))
     if fault:
         shapes = {f"{name}_shape": array.shape for name, array in zip("xwrb", arrays, strict=True)}

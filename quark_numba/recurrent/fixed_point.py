@@ -14,6 +14,9 @@ GATE_STEPS = 1 << 24
 
 OPERANDS = "xwrby"
 
+# The largest number of hidden units. The 8 * hidden**2 recurrent weights then have less than 2**62 bytes, which int64 holds.
+MAX_HIDDEN = (1 << 28) - 1
+
 # The numbers of a layer: see `layer_of`.
 LAYER = np.dtype(
     [
@@ -42,8 +45,8 @@ def layer_of(attributes: Mapping[str, Any]) -> NDArray[Any]:
         If a value is invalid. The message names the attribute.
     """
     hidden = attributes["hidden_size"]
-    if not 0 < hidden < 1 << 28:
-        raise ValueError(f"hidden_size is {hidden}; expected a positive integer")
+    if not 0 < hidden <= MAX_HIDDEN:
+        raise ValueError(f"hidden_size is {hidden}; expected an integer from 1 to {MAX_HIDDEN}")
     for name in ("input_forget", "layout"):
         if attributes[name] != 0:
             raise ValueError(f"{name} is {attributes[name]}; expected 0")

@@ -24,7 +24,7 @@ from ..compiling import jit
 from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from .arithmetic import MOST_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
+from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES
 
@@ -61,7 +61,7 @@ def count_parts(phase: int, steps: int, batch: int, hidden: int) -> int:
 
 @jit.function
 def ceil_log2(number: int) -> int:
-    """Return the base-2 logarithm, rounded up; 0 for 0."""
+    """Return the base-2 logarithm, rounded up, or 0 for 0."""
     power = 0
     while np.int64(1) << np.int64(power) < number:
         power += 1
@@ -79,7 +79,7 @@ def split(q: Any) -> Any:
 def encode_block(
     values: Any, direction: int, first: int, rows: int, columns: int, scale: Any, zero: Any, codes: Any, sums: Any
 ) -> None:
-    """Write the codes of a block of one direction's weights, and the sums of its rows. The first row of the block is
+    """Write the codes of a block of the weights of one direction, and the sums of its rows. The first row of the block is
     `first`."""
     count = unsigned(min(ROWS, rows - first))
     source, to_sums = unsigned((direction * rows + first) * columns), unsigned(direction * rows + first)
@@ -99,7 +99,8 @@ def encode_block(
 
 @jit.function
 def encode_weights(part: int, inputs: int, tensors: Any, codes: Any, sums: Any, constants: Any, layer: Any) -> None:
-    """`tensors` are w, r and b; `codes` and `sums` are those of w and r."""
+    """Write the codes, sums and constants of a block of rows. `tensors` are w, r and b; `codes` and `sums` are those of w and
+    r."""
     (w, r, b), (w_codes, r_codes), (w_sums, r_sums) = tensors, codes, sums
     hidden = layer.hidden
     rows = GATES * hidden
@@ -141,8 +142,8 @@ def multiply_block(codes: Any, at: int, low: Any, high: Any, start: int, pairs: 
     """Write to `products`, from `to` on, the products of a block of weights with the numbers from `start` on."""
     for row in range(to, to + ROWS):
         products[row] = np.int64(0)
-    for done in range(0, pairs, MOST_PAIRS):
-        n = min(MOST_PAIRS, pairs - done)
+    for done in range(0, pairs, MAX_PAIRS):
+        n = min(MAX_PAIRS, pairs - done)
         add_products(codes, at + 2 * ROWS * done, low, high, start + 2 * done, n, products, to)
 
 
@@ -234,7 +235,7 @@ def count_code_words(columns: int, hidden: int) -> int:
 
 @jit.function
 def count_weight_words(inputs: int, hidden: int) -> int:
-    """Return the number of 64-bit words for the codes of a layer's weights, the sums of their rows, and the constants."""
+    """Return the number of 64-bit words for the codes of the weights, the sums of their rows, and the constants."""
     sums_and_constants = DIRECTIONS * GATES * hidden * 5 // 2
     return count_code_words(inputs, hidden) + count_code_words(hidden, hidden) + sums_and_constants
 
@@ -292,7 +293,7 @@ def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: An
 
 
 def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> None:
-    """Run all phases on the caller's thread."""
+    """Run all phases on one thread."""
     weights = np.empty(count_weight_words(inputs, layers[0].hidden), np.int64)
     memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
     for phase in range(PHASES):

@@ -34,7 +34,7 @@ OPERATORS = (
         domain="com.amd.quark",
         name="ExtendedLSTM",
         operation="lstm",
-        doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.extended_lstm.",
+        doc="y is the output of a bidirectional LSTM layer in 16-bit fixed point. See quark_numba.extended_lstm.",
         types={"T": (FLOAT32,)},
         inputs=(
             Parameter("x", "T", "Of shape [sequence length, batch, input size]."),

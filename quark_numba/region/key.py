@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..block.granularity import MOST_ROWS, Blocks
+from ..block.granularity import MAX_ROWS, Blocks
 from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
 from ..block.operators import QUARKS as BLOCK_OPERATORS
@@ -264,8 +264,8 @@ def _format_checks(step: Step) -> Checks:
         is_complete = count == 1 + len(names) and None not in step.operands
         yield not is_complete and f"has {count} operands; expected x, {', '.join(names)}"
     if step.operator in BLOCK_ROUND_TRIPS:
-        block, most = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MOST_ROWS}"
-        fits = step.axis < 0 and block <= MOST_ROWS
+        block, most = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MAX_ROWS}"
+        fits = step.axis < 0 and block <= MAX_ROWS
         yield not fits and f"has axis {step.axis} and block_size {block}; expected {most}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..block.granularity import MOST_IN_REGISTERS, MOST_ROWS
+from ..block.granularity import MAX_IN_REGISTERS, MAX_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32
@@ -138,7 +138,7 @@ class _Steps:
             raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         stays_if(not -len(shape) <= axis < 0, Invalid("not valid: its axis is out of range"))
-        most = MOST_IN_REGISTERS if self.graph.operators == "cuda" else MOST_ROWS
+        most = MAX_IN_REGISTERS if self.graph.operators == "cuda" else MAX_ROWS
         stays_if(meaning.block_size > most, f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))

@@ -20,7 +20,7 @@ def _step_count(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
 
 
 def _last_count(y: Any, numbers: Any) -> Any:
-    """y = out_scale * count + out_bias (QONNX, MultiThreshold-1)."""
+    """Return out_scale * count + out_bias (QONNX, MultiThreshold-1)."""
     scale, bias, _ = numbers
     return _f32(_f32(scale * y) + bias)
 
@@ -35,7 +35,7 @@ def _step_nearest(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
 
 
 def _last_nearest(y: Any, numbers: Any) -> Any:
-    """y = entry / unit * threshold (Model Compression Toolkit, WeightsLUT...)."""
+    """Return entry / unit * threshold (Model Compression Toolkit, WeightsLUT...)."""
     _, unit, threshold = numbers
     return _f32(_f32(y / unit) * threshold)
 

@@ -19,7 +19,7 @@ from .key import COUNT, NEAREST
 INPUTS = {COUNT: ("x", "thresholds"), NEAREST: ("x", "lut", "threshold")}
 FAULTS = {COUNT: COUNT_FAULTS, NEAREST: NEAREST_FAULTS}
 
-_MOST_BITS = 32
+_MAX_BITS = 32
 
 
 class Rule(NamedTuple):
@@ -42,15 +42,15 @@ class Rule(NamedTuple):
 
 
 def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
-    """Return what a node with these attributes does. Raises ValueError if they are wrong."""
+    """Return what a node with these attributes does. Raise ValueError if one is invalid."""
     if operation == COUNT:
         layout = attributes["data_layout"]
         if layout and "C" not in layout:
             raise ValueError(f"data_layout is {layout!r}; expected a letter for each axis of x, with C for the channels")
         return Rule(operation, layout.index("C") if layout else BY_RANK, attributes["out_scale"], attributes["out_bias"])
     bits = attributes["lut_values_bitwidth"]
-    if not 1 <= bits <= _MOST_BITS:
-        raise ValueError(f"lut_values_bitwidth is {bits}; expected 1..{_MOST_BITS}")
+    if not 1 <= bits <= _MAX_BITS:
+        raise ValueError(f"lut_values_bitwidth is {bits}; expected 1..{_MAX_BITS}")
     axis = int(attributes["channel_axis"]) if attributes["per_channel"] else NO_AXIS
     return Rule(operation, axis, 2.0 ** (bits - 1), attributes["eps"])
 
@@ -63,19 +63,19 @@ def _filler() -> Any:
 
 
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
-    """Return what a node gives for its inputs. Raises TypeError or ValueError."""
+    """Return the output of a node for these inputs. Raise TypeError or ValueError if one is invalid."""
     arrays = float32_arrays(**dict(zip(INPUTS[rule.operation], inputs, strict=True)))
     shapes = [array.shape for array in arrays]
     fault, axis, rows, entries, inner = shape_of(rule.is_nearest, rule.axis, shapes[0], shapes[1], shapes[-1])
     if fault:
         raise ValueError(rule.message(fault, axis, shapes))
-    x, *given = (flat(array, FLOAT32) for array in arrays)
+    x, *sources = (flat(array, FLOAT32) for array in arrays)
     y = np.empty(shapes[0], np.float32)
     if not x.size:
         return y
     size = size_of(rows, entries, inner)
     table, numbers = np.empty((NUMBERS + size[1]) * size[0], np.float32), (np.float32(rule.first), np.float32(rule.second))
-    if not _filler()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
+    if not _filler()(rule.is_nearest, *numbers, sources[0], sources[-1], rows, table, *size):
         raise ValueError(rule.message(THRESHOLD, axis, shapes))
     TABLE[rule.operation].run(x.size, x, table, y.reshape(-1), inner, *size)
     return y

@@ -31,7 +31,7 @@ TOGETHER = 4
 NUMBERS = 4
 
 # The least rows for elements that each have another row than the one before: loops over a few elements are slow.
-_LEAST_ROWS = 64
+_MIN_ROWS = 64
 
 
 def shape_of(is_nearest: bool, axis: int, x_shape: Any, table_shape: Any, threshold_shape: Any) -> Any:
@@ -61,6 +61,6 @@ def shape_of(is_nearest: bool, axis: int, x_shape: Any, table_shape: Any, thresh
 
 
 def size_of(rows: int, entries: int, inner: int) -> Any:
-    """Return (rows, entries) of the table that kernels take: rows may come several times, one after the other."""
-    times = (_LEAST_ROWS + rows - 1) // rows if inner == 1 else 1
+    """Return (rows, entries) of the table that kernels take: rows may be repeated, one after the other."""
+    times = (_MIN_ROWS + rows - 1) // rows if inner == 1 else 1
     return rows * times, (entries + TOGETHER - 1) // TOGETHER * TOGETHER

@@ -103,7 +103,7 @@ def _loops(operation: str) -> Loops:
     convert_rows = _run(operation)
 
     def serial(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int) -> None:
-        """Convert all of x on the caller's thread."""
+        """Convert all of x on one thread."""
         convert_rows(x, table, y, inner, rows, entries, 0)
 
     def parallel(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, slices: int) -> None:
@@ -125,23 +125,23 @@ def _loops(operation: str) -> Loops:
 
 
 def fill(
-    is_nearest: bool, one: Any, two: Any, given: Any, thresholds: Any, given_rows: int, table: Any, rows: int, entries: int
+    is_nearest: bool, one: Any, two: Any, source: Any, thresholds: Any, source_rows: int, table: Any, rows: int, entries: int
 ) -> bool:
     """Make the table of `rows` and `entries` from the numbers of a `calls.Rule` and the inputs of a node. Return whether all
-    thresholds are valid. "count" has none of this kind, but a row of entries for each channel."""
+    thresholds are valid. In "count" these are entries, in a row for each channel, and are always valid."""
     are_valid: Any = np.bool_(True)
-    given_entries = given.size if is_nearest else given.size // given_rows
+    source_entries = source.size if is_nearest else source.size // source_rows
     for row in range(rows):
-        given_row = row % given_rows
-        threshold = thresholds[given_row] if is_nearest else np.float32(0)
+        source_row = row % source_rows
+        threshold = thresholds[source_row] if is_nearest else np.float32(0)
         are_valid &= not is_nearest or threshold > 0
         table[row] = np.float32(threshold + two) if is_nearest else one
         table[rows + row] = one if is_nearest else two
         table[2 * rows + row] = threshold
-        table[3 * rows + row] = given[0] if is_nearest else np.float32(0)
-        begin = 0 if is_nearest else given_row * given_entries
+        table[3 * rows + row] = source[0] if is_nearest else np.float32(0)
+        begin = 0 if is_nearest else source_row * source_entries
         for k in range(entries):
-            table[(NUMBERS + k) * rows + row] = given[begin + k] if k < given_entries else np.float32(np.nan)
+            table[(NUMBERS + k) * rows + row] = source[begin + k] if k < source_entries else np.float32(np.nan)
     return bool(are_valid)
 
 

@@ -1,4 +1,4 @@
-"""What the family computes, in ONNX's standard operators.
+"""What the family computes, in the standard operators of ONNX.
 
 Both operations are step functions. The steps are thresholds in ascending order. NaN reaches no threshold."""
 
@@ -45,7 +45,7 @@ def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: An
     if thresholds.array is None:
         reached = op.at_least(_with_last_dimension(op, x), op.reshape(thresholds, (*rows, -1)))
         return _sum_of_last_dimension(op, op.cast(reached, FLOAT32), op.rank(x))
-    table = np.sort(thresholds.array, axis=1)  # NaN comes last
+    table = np.sort(thresholds.array, axis=1)  # NaN is last
     table = table[:, ~np.all(np.isnan(table), axis=0)]
     if not table.size:
         return op("Expand", 0.0, op("Shape", x))
@@ -70,8 +70,8 @@ def _sum_of_last_dimension(op: Builder[AnyOperand], x: AnyOperand, axis: int) ->
 
 
 def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOperand, threshold: AnyOperand) -> AnyOperand:
-    """The nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a threshold of
-    1: then the quotient is x."""
+    """Return the nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a
+    threshold of 1: then the quotient is x."""
     if lut.array is None:
         raise NotRewrittenError("its lut is not a constant")
     unit, at = _f32(applied.first), np.unique(lut.array, return_index=True)[1]
@@ -94,7 +94,7 @@ def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOper
         raise ValueError(applied.message(THRESHOLD, 0, (lut.array.shape,) * 3))
     q = op("Div", x, op.plus(scale, added)) if factor is None else op.quotient(x, scale + added)
     index, _ = _search(op, q, steps.reshape(1, -1), [])
-    values = np.concatenate([first, entries]) / unit  # NaN, which reaches no step, gives the first entry
+    values = np.concatenate([first, entries]) / unit  # NaN, which reaches no step, becomes the first entry
     return op.product(op("Gather", values, index), scale)
 
 

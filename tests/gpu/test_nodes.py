@@ -199,7 +199,7 @@ def test_a_launch_and_an_error_of_the_driver_that_names_the_node():
         assert len(driver.launches) == 1
         driver.code = 719
         with pytest.raises(
-            Exception, match=r"(?s)Name:'first'.*ExtendedQuantizeLinear: CUDA's driver does not start the kernel: error 719"
+            Exception, match=r"(?s)Name:'first'.*ExtendedQuantizeLinear: the CUDA driver does not start the kernel: error 719"
         ):
             run(made, x=np.float32([1]), scale=np.float32(1), zero_point=np.int8(0))
 
@@ -250,7 +250,7 @@ def test_kernels_are_loaded_for_all_cards(monkeypatch):
     assert load[1:] == (b"text", None, None, 0, None, None, 0)
     assert get[2] == b"entry"
     monkeypatch.setattr(cuda, "driver", lambda: Library(cuLibraryLoadData=218))
-    with pytest.raises(RuntimeError, match="CUDA's driver refuses the kernel entry with error 218"):
+    with pytest.raises(RuntimeError, match="the CUDA driver refuses the kernel entry with error 218"):
         cuda.loaded.__wrapped__(Kernel)
 
 

@@ -1,5 +1,6 @@
 """ExtendedInstanceNormalization and ExtendedLSTM against recorded results of Quark's library, and against the oracle."""
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
 import numba
@@ -15,6 +16,9 @@ from text_graphs import text_nodes
 
 import quark_numba
 from quark_numba import extended_instance_normalization, extended_lstm, from_tensor_proto, optimize, to_tensor_proto
+from quark_numba.ort.nodes import recurrent
+from quark_numba.ort.operators import compiled
+from quark_numba.recurrent.fixed_point import layer_of
 
 CALLS = {NORMALIZATION: extended_instance_normalization, LSTM: extended_lstm}
 ORACLES = {
@@ -297,9 +301,9 @@ def test_checker(operator):
 
 
 WRONG_ATTRIBUTES = [
-    ({"hidden_size": 0}, "hidden_size is 0; expected a positive integer"),
-    ({"hidden_size": -4}, "hidden_size is -4; expected a positive integer"),
-    ({"hidden_size": 2**40}, "hidden_size is 1099511627776; expected a positive integer"),
+    ({"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to 268435455"),
+    ({"hidden_size": -4}, "hidden_size is -4; expected an integer from 1 to 268435455"),
+    ({"hidden_size": 2**40}, "hidden_size is 1099511627776; expected an integer from 1 to 268435455"),
     ({"layout": 1}, "layout is 1; expected 0"),
     ({"input_forget": 1}, "input_forget is 1; expected 0"),
     *(({f"{name}_scale": 0.0}, f"{name}_scale is 0.0; expected a finite, positive float32") for name in "xwrby"),
@@ -323,6 +327,35 @@ def test_wrong_attributes_of_calls(attributes, message):
 def test_wrong_attributes_of_sessions(attributes, message):
     with pytest.raises(Exception, match=message):
         session(node_of_zeros(LSTM, attributes))
+
+
+@pytest.fixture(scope="module")
+def settled():
+    """Return the function that sets attributes of a new state as libraries do. It returns the layer, or None if one is
+    invalid."""
+    settle = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(compiled("recurrent", "settle"))
+
+    def layer_for(attributes):
+        state, words = np.zeros((), recurrent.STATE), np.zeros(len(recurrent.FREE), np.int64)
+        for i, name in enumerate(recurrent.FREE):
+            if name.endswith("_scale"):
+                words[i : i + 1].view(np.float32)[0] = attributes[name]
+            elif name != "direction":
+                words[i] = attributes[name]
+        return state["layer"] if settle(state.ctypes.data, words.ctypes.data) else None
+
+    return layer_for
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+def test_attributes_of_libraries(settled):
+    """Libraries take the attributes that sessions take, and make the same layer of them."""
+    for attributes in ({}, {"hidden_size": (1 << 28) - 1}, {"x_zero_point": -1, "b_zero_point": 1 << 40, "y_scale": 1e-30}):
+        assert settled(LAYER | attributes) == layer_of({"layout": 0, "input_forget": 0} | LAYER | attributes)[0], attributes
+    for attributes, _ in WRONG_ATTRIBUTES:
+        if not attributes.keys() & {"layout", "input_forget"}:
+            assert settled(LAYER | attributes) is None, attributes
 
 
 @infers

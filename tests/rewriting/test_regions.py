@@ -733,7 +733,7 @@ def test_wrong_programs(program, message):
         (["float32", "float32", "uint8"], "TypeError: input 2 has element type uint8; expected int8"),
         (["float16", "float32", "int8"], "TypeError: input 0 has element type float16; expected float32"),
         (["double", "float32", "int8"], "TypeError: input 0 has element type float64; expected float32"),
-        (["string", "float32", "int8"], "TypeError: input 0 is no tensor of an element type that quark_numba::Region takes"),
+        (["string", "float32", "int8"], "TypeError: input 0 is not a tensor of an element type that quark_numba::Region takes"),
     ],
 )
 def test_other_inputs_than_those_of_the_program(types, message):

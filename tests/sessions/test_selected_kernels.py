@@ -85,7 +85,7 @@ def test_attributes(name, types, attributes, of_key, numbers):
         ("QuantizeLinear", {"precision": 99}, r"precision is 99; expected 0 or 1 \(float32\) .* for a scale of float32"),
         ("MXFixNeuron", {"block_size": 0}, "block_size is 0; expected a positive integer"),
         ("BFPQuantizeDequantize", {"bit_width": 9}, "bit_width is 9; expected 10 or"),
-        ("ExtendedLSTM", {"hidden_size": 0}, "hidden_size is 0; expected a positive integer"),
+        ("ExtendedLSTM", {"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to 268435455"),
         ("VitisLSTM", {"w_scale": -1.0}, r"w_scale is -1\.0; expected a finite, positive float32"),
         ("Region", {"program": "no program"}, "program is not in ONNX's textual syntax"),
         ("Region", {"block_size": 3}, r"block_size is 3; expected 0 or one of \(2, 4"),

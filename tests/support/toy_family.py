@@ -75,10 +75,10 @@ def select(operator, overload, attributes):
 def compute(state_address, context_address):
     state = record_at(state_address, STATE)
     count = context.count_inputs(state, context_address)
-    has_many, values, shapes = context.read_inputs(state, context_address, count, count)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, count, count)
     shape = context.shape_at(shapes, 0)
-    if has_many or (shape.size == 0 and not state.is_mix):
-        return context.fault_status(state, has_many, 1, shapes)
+    if exceeds_max_rank or (shape.size == 0 and not state.is_mix):
+        return context.fault_status(state, exceeds_max_rank, 1, shapes)
     size = context.size_of(shape)
     status, y_value = context.output_of(state, context_address, 0, shape)
     if status:

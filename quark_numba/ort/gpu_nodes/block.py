@@ -33,18 +33,19 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    """Start the node's kernel (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, block.STATE)
-    status, size, values, shapes, length, inner, y, scales = block.begin(state, context_address)
-    if status or size == 0:
-        return status
+    run = block.begin(state, context_address)
+    if run.status or run.size == 0:
+        return run.status
     work_address, work = context.new_record(device.WORK)
-    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
-    work.scales = context.data_of(state, scales) if state.has_codes else 0
-    work.tensor_scale = context.data_of(state, values[1]) if state.has_tensor_scale else 0
+    work.x, work.y = context.data_of(state, run.values[0]), context.data_of(state, run.y)
+    work.scales = context.data_of(state, run.scales) if state.has_codes else 0
+    work.tensor_scale = context.data_of(state, run.values[1]) if state.has_tensor_scale else 0
     work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop
     work.lowest, work.highest, work.rounding_mode = state.lowest, state.highest, state.rounding_mode
-    work.length, work.inner, work.size = length, inner, size
-    work.units = units = _count_units(size, length, inner, state.block, record_at(state_address, STATE).per_byte)
+    work.length, work.inner, work.size = run.length, run.inner, run.size
+    per_byte = record_at(state_address, STATE).per_byte
+    work.units = units = _count_units(run.size, run.length, run.inner, state.block, per_byte)
     work.is_aligned = are_aligned(work.x, work.y)
-    return launch(state, state_address + LAUNCH_AT, context_address, work_address, units, shapes)
+    return launch(state, state_address + LAUNCH_AT, context_address, work_address, units, run.shapes)

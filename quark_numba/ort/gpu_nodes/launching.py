@@ -11,7 +11,7 @@ from ...compiling.device import THREADS, VECTOR
 from ...compiling.intrinsics import array_at, call, record_at, stack
 from ..nodes import context
 
-# What follows a family's state. In the state, the field `task` is the driver's handle of the kernel.
+# What follows a family's state. In the state, the field `task` is the handle that the driver has for the kernel.
 LAUNCH = np.dtype(
     [
         ("launch", np.int64),  # the address of cuLaunchKernel
@@ -21,21 +21,22 @@ LAUNCH = np.dtype(
 
 
 def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:
-    """The dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields. Functions get
-    the state as one of a CPU: for each type of records they would be compiled anew."""
+    """Return the dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields.
+    Functions get the address of a state as if it were one on a CPU, because Numba would compile them anew for each type of
+    record."""
     return np.dtype([*state.descr, *LAUNCH.descr, *fields])
 
 
 @jit.inline
 def are_aligned(first: int, second: int) -> bool:
-    """Whether both addresses are multiples of VECTOR."""
+    """Return whether both addresses are multiples of VECTOR."""
     return (first | second) % VECTOR == 0
 
 
 @jit.inline
 def launch(state: Any, launch_address: int, context_address: int, work_address: int, units: int, shapes: Any) -> int:
-    """Start the kernel with the record at an address, which the driver copies. The kernel runs behind what is on the node's
-    stream already. The address of the record LAUNCH is that of what follows the state. Returns an OrtStatus."""
+    """Start the kernel with the record at an address, which the driver copies. The kernel runs after what is on the node's
+    stream already. `launch_address` is that of the record LAUNCH, which follows the state. Return an OrtStatus."""
     further = record_at(launch_address, LAUNCH)
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address

@@ -20,18 +20,19 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    """Start the node's kernel (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, linear.STATE)
-    status, size, values, shapes, loop, y = linear.begin(state, context_address)
-    if status or size == 0:
-        return status
+    run = linear.begin(state, context_address)
+    if run.status or run.size == 0:
+        return run.status
+    loop, values = run.loop, run.values
     work_address, work = context.new_record(device.WORK)
-    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
+    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, run.y)
     work.scale = context.data_of(state, values[1])
     work.zero_point = context.data_of(state, values[2]) if values[2] else 0
-    scales = context.size_of(context.shape_at(shapes, 1))
-    work.units, work.scales = size, scales
+    scales = context.size_of(context.shape_at(run.shapes, 1))
+    work.units, work.scales = run.size, scales
     work.length, work.block, work.rows, work.vary = loop.length, loop.block, loop.rows, loop.vary
     work.inner = min(loop.inner, scales) if loop.vary else loop.inner
     work.is_aligned = are_aligned(work.x, work.y)
-    return launch(state, state_address + LAUNCH_AT, context_address, work_address, size, shapes)
+    return launch(state, state_address + LAUNCH_AT, context_address, work_address, run.size, run.shapes)

@@ -41,7 +41,7 @@ _PAGE = 0x10000
 
 
 def shared_library(symbol: str, address: int, argument: int, machine: Machine) -> bytes:
-    """The bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
+    """Return the bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
 
     Two segments are loaded: one with headers, symbols and code (readable, executable), one with the dynamic section (readable,
     writable: the linker relocates it in place). Nothing is both writable and executable, not even the stack.

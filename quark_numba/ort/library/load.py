@@ -31,7 +31,7 @@ def check_platform() -> None:
 
 
 def _here() -> str:
-    """Return Python's platform: a processor may run programs for another one."""
+    """Return the platform that Python was built for: a processor may run programs for another one."""
     name = sysconfig.get_platform()
     # On macOS this names a release of the system, and one Python may be built for both processors.
     return f"macos-{platform.machine()}" if name.startswith("macosx-") else name
@@ -39,7 +39,7 @@ def _here() -> str:
 
 def load(symbol: str, address: int, argument: int) -> str:
     """Load a library that exports `symbol`, which jumps to `address` with `argument` as its third argument, and return its
-    path. Raises NotAvailableError."""
+    path. Raise NotAvailableError if it cannot be loaded."""
     here = _here()
     ways: list[Callable[[], str]]
     if here in pe.MACHINES:
@@ -77,7 +77,7 @@ def _load_memory_file(content: bytes, symbol: str, code: bytes) -> str:
 
 def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
     """Load the library at a path, and check its code: if the linker has loaded another library from this path before, it
-    returns that one without reading the file. Raises OSError."""
+    returns that one without reading the file. Raise OSError if it cannot be loaded or has other code."""
     library = ctypes.CDLL(path)
     function = getattr(library, symbol, None)
     if function is None or ctypes.string_at(ctypes.cast(function, ctypes.c_void_p).value or 0, len(code)) != code:
@@ -119,7 +119,7 @@ def _kept_file(content: bytes) -> str:
 
 
 def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ctypes.CDLL:
-    """Load the file at `path` if it has this content, else replace it first. Nobody can change the file between the check and
+    """Load the file at `path` if it has this content, else replace it first. The file cannot be changed between the check and
     the loading. If several processes do this at the same time, some cannot open or replace the file, and try again."""
     reason = ""
     for _ in range(_ATTEMPTS):
@@ -141,7 +141,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
 
 
 def _open_unchanging(path: str, flags: int) -> int:
-    """A descriptor for reading. On Windows nobody can write, replace or remove the file until it is closed."""
+    """Return a descriptor for reading. On Windows the file cannot be written, replaced or removed until it is closed."""
     if sys.platform == "win32":
         import _winapi
         import msvcrt

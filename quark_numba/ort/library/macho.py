@@ -2,7 +2,7 @@
 this process, and with the signature that Apple's processors require.
 
 The file has what macOS's dynamic linker requires ("mach-o/loader.h") and nothing that it would have to change. The signature is
-"ad hoc": it holds digests of the file's pages, and nobody's name ("kern/cs_blobs.h").
+"ad hoc": it holds digests of the pages of the file, and no name of a signer ("kern/cs_blobs.h").
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SUPER_BLOB, _CODE_DIRECTORY = ">5I", ">9I4B4I4Q"
 
 
 def shared_library(symbol: str, address: int, argument: int, machine: Machine) -> bytes:
-    """The bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
+    """Return the bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
 
     Two segments are loaded: one with headers and code (readable, executable), one with symbols and the signature (readable).
     Nothing is writable.
@@ -117,18 +117,18 @@ def _commands(
         # Nothing to rebase or to bind: an export trie alone.
         command(_LC_DYLD_INFO_ONLY, *[0] * 8, _PAGE, len(trie)),
         command(_LC_SYMTAB, symbols_at, 1, strings_at, len(strings)),
-        # No local symbols, one external one, none that is undefined.
+        # No local symbol, one external symbol, no undefined symbol.
         command(_LC_DYSYMTAB, 0, 0, 0, 1, 1, *[0] * 13),
         command(_LC_UUID, rest=uuid.ljust(16, b"\0")),
         command(_LC_BUILD_VERSION, _PLATFORM_MACOS, _MACOS_11, _MACOS_11, 0),
-        # The linker refuses a library that does not need the system's.
+        # The linker refuses a library that does not need that of the system.
         dylib(_LC_LOAD_DYLIB, b"/usr/lib/libSystem.B.dylib"),
         command(_LC_CODE_SIGNATURE, signature_at, size - signature_at),
     ]
 
 
 def _export_trie(name: bytes, at: int) -> bytes:
-    """A root with one edge, the whole name, to a node with the address."""
+    """Return a root with one edge, the whole name, to a node with the address."""
     node = b"\0" + _uleb128(at)  # EXPORT_SYMBOL_FLAGS_KIND_REGULAR
     root = b"\0\1" + name + b"\0"
     return _padded(root + bytes([len(root) + 1, len(node)]) + node + b"\0", 8)
@@ -148,7 +148,7 @@ def _size_of_signature(covered: int) -> int:
 
 
 def _signature(content: bytes) -> bytes:
-    """The signature of all bytes before it: a digest for each page."""
+    """Return the signature of all bytes before it: a digest for each page."""
     size = 1 << _SIGNED_PAGE_BITS
     digests = [hashlib.sha256(content[start : start + size]).digest() for start in range(0, len(content), size)]
     name_at = struct.calcsize(_CODE_DIRECTORY)

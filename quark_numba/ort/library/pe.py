@@ -63,13 +63,13 @@ _EXPORTS = "<IIHHIIIIIII"
 
 
 def code(machine: Machine) -> bytes:
-    """The machine code of the function."""
+    """Return the machine code of the function."""
     return machine.code(_DATA - _TEXT, _DATA + 8 - _TEXT)
 
 
 def shared_library(symbol: str, machine: Machine) -> bytes:
-    """The bytes of a DLL that exports a function and a variable. The variable, WORDS, holds an argument and an address, and is
-    zero at first. The function, `symbol`, jumps to that address with that third argument.
+    """Return the bytes of a DLL that exports a function and a variable. The variable, WORDS, holds an argument and an address,
+    and is zero at first. The function, `symbol`, jumps to that address with that third argument.
 
     Three sections are loaded: code (readable, executable), the table of exports (readable), and the variable (readable,
     writable). Nothing is both writable and executable.
@@ -129,7 +129,8 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
 
 
 def _export_table(addresses: dict[str, int]) -> bytes:
-    """The table of exports, loaded at _RDATA. Names are sorted by their bytes, because the loader does a binary search."""
+    """Return the table of exports, loaded at _RDATA. Names are sorted by their bytes, because the loader does a binary
+    search."""
     names = sorted(addresses)
     functions_at = _RDATA + struct.calcsize(_EXPORTS)
     names_at = functions_at + 4 * len(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ STATE = context.state_dtype(
     "axis",
     "has_bit_width",  # block floating point
     "is_microexponent",
-    # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
+    # The operators of TensorRT take whole blocks only; they may have an input with the scale of the tensor, and return scales.
     "is_of_whole_blocks",
     "has_tensor_scale",
     "has_codes",
@@ -37,11 +37,11 @@ COST = 4  # of an element, see `context.is_small`
 _block_shape = jit.function(granularity.block_shape)
 _whole_block_shape = jit.function(granularity.whole_block_shape, block_shape=_block_shape)
 _steps = jit.function(formats.steps)
-_FEWEST_BITS, _MOST_BITS, _MOST_SHIFT_BITS = BIT_WIDTHS[0], BIT_WIDTHS[-1], SHIFT_BITS[-1]
+_MIN_BITS, _MAX_BITS, _MAX_SHIFT_BITS = BIT_WIDTHS[0], BIT_WIDTHS[-1], SHIFT_BITS[-1]
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key, the axis and the numbers of the format. Raises ValueError for wrong attributes."""
+    """Return the kernel's key, the axis and the numbers of the format. Raise ValueError if an attribute is invalid."""
     numbers = {"axis": attributes["axis"]}
     if operator.newest_name in FORMATS:
         key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
@@ -56,7 +56,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 5, np.int64)
     block, bit_width, sub_block, shift_bits = values[1], values[2], values[3], values[4]
     state.axis, state.block, state.sub_block = values[0], block, block
@@ -64,9 +64,9 @@ def settle(state_address: int, values_address: int) -> int:
         return 0
     if not state.has_bit_width:  # not block floating point
         return 1
-    if bit_width < _FEWEST_BITS or bit_width > _MOST_BITS:
+    if bit_width < _MIN_BITS or bit_width > _MAX_BITS:
         return 0
-    if state.is_microexponent and (sub_block < 1 or shift_bits < 0 or shift_bits > _MOST_SHIFT_BITS or block % sub_block):
+    if state.is_microexponent and (sub_block < 1 or shift_bits < 0 or shift_bits > _MAX_SHIFT_BITS or block % sub_block):
         return 0
     sub_block, max_shift, drop, lowest, highest = _steps(state.is_microexponent, bit_width, block, sub_block, shift_bits)
     state.sub_block, state.max_shift, state.drop = sub_block, max_shift, drop
@@ -74,11 +74,23 @@ def settle(state_address: int, values_address: int) -> int:
     return 1
 
 
+class Run(NamedTuple):
+    """What a run of a node works on. There is nothing to do if the status is an error or the size 0."""
+
+    status: int  # an OrtStatus
+    size: int  # the number of elements of x
+    values: Any  # those of the inputs
+    shapes: Any  # an array of SHAPE, one for each input
+    length: int  # of the axis
+    inner: int  # the number of elements of x with the same indices up to that of the axis
+    y: int  # its value
+    scales: int  # their value; 0 if the node returns no scales
+
+
 @jit.expand
 def begin(state: Any, context_address: int) -> Any:
-    """(an OrtStatus, the size of x, the values and shapes of inputs, the length of the axis, the number of elements behind an
-    index of it, the values of y and of the scales). There is nothing to do if the status is an error or the size 0."""
-    has_many, values, shapes = context.read_inputs(state, context_address, 1 + state.has_tensor_scale, 2)
+    """Check the inputs of a node, create its outputs, and return the Run."""
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, 1 + state.has_tensor_scale, 2)
     x_shape = context.shape_at(shapes, 0)
     if state.is_of_whole_blocks:
         fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)
@@ -87,34 +99,36 @@ def begin(state: Any, context_address: int) -> Any:
     if state.has_tensor_scale and fault == NO_FAULT and context.size_of(context.shape_at(shapes, 1)) != 1:
         fault = SCALE
     scales: Any = np.int64(0)
-    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes, state.axis, state.block)
+    status, size, y = context.begin_output(
+        state, context_address, x_shape, exceeds_max_rank, fault, shapes, state.axis, state.block
+    )
     if status == 0 and state.has_codes:
         scales_shape = array_at(stack(context.MAX_RANK), x_shape.size, np.int64)
         axis = state.axis if state.axis >= 0 else state.axis + x_shape.size
         for i in range(x_shape.size):
             scales_shape[i] = x_shape[i] // state.block if i == axis else x_shape[i]
         status, scales = context.output_of(state, context_address, 1, scales_shape)
-    return status, size, values, shapes, length, inner, y, scales
+    return Run(status, size, values, shapes, length, inner, y, scales)
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    status, size, values, _, length, inner, y, scales = begin(state, context_address)
-    if status or size == 0:
-        return status
+    run = begin(state, context_address)
+    if run.status or run.size == 0:
+        return run.status
     work_address, work = context.new_record(WORK)
     work.tensor_scale = np.float32(1)
     if state.has_tensor_scale:
-        work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]
+        work.tensor_scale = array_at(context.data_of(state, run.values[1]), 1, np.float32)[0]
     if state.has_codes:
-        work.scales = context.data_of(state, scales)
-    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
-    work.size, work.length, work.inner, work.has_failed = size, length, inner, 0
+        work.scales = context.data_of(state, run.scales)
+    work.x, work.y = context.data_of(state, run.values[0]), context.data_of(state, run.y)
+    work.size, work.length, work.inner, work.has_failed = run.size, run.length, run.inner, 0
     work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop
     work.lowest, work.highest, work.rounding_mode = state.lowest, state.highest, state.rounding_mode
-    work.parts = 1 if context.is_small(COST * size) else (size + CHUNK - 1) // CHUNK
-    status = context.run_tasks(state, context_address, work_address, work.parts, COST * size)
+    work.parts = 1 if context.is_small(COST * run.size) else (run.size + CHUNK - 1) // CHUNK
+    status = context.run_tasks(state, context_address, work_address, work.parts, COST * run.size)
     if status == 0 and work.has_failed:
         return context.no_memory(state)
     return status

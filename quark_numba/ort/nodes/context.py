@@ -15,7 +15,7 @@ from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
 from ...compiling.records import new_record as new_record  # for the nodes
 from ...declaration import Operator
-from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep
+from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
 
 # The first fields of every node's state. Compiled code is kept on disk, so that no address may be in it: addresses are here.
 # `kept_kernels` knows the places of the first three.
@@ -37,25 +37,26 @@ MAX_RANK = 64
 # the family `linear`.
 _SMALL = 1 << 16
 
-# The order of messages: two for every operator, then those of the faults. Number 0 is that of a kernel that a GPU's driver does
-# not start, whose message mentions the driver's number as that of the first of NUMBERS. The operator's begin with 1.
+# The order of messages: two for every operator, then those of the faults. Fault 0 is a kernel that the GPU driver does not
+# start; its message mentions the error number as the first of NUMBERS. The faults of an operator begin with 1.
 _NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
 NOT_STARTED = 0
 
 # A byte of a message below _FIRST_NUMBER stands for the shape of an input, 1 for the first one. A byte from there up to
 # _FIRST_TEXT stands for a number. All other bytes are text.
-_FIRST_NUMBER, _FIRST_TEXT, _MOST_NUMBERS = 9, 32, 3
+_FIRST_NUMBER, _FIRST_TEXT, _MAX_NUMBERS = 9, 32, 3
 
 
 class Selection(NamedTuple):
     """The kernel and the numbers that a node's types and attributes select."""
 
-    key: Any  # of the family's dispatch table; None: the node has no kernel
+    key: Any  # of the dispatch table of the family, or None if the node has no kernel
     numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
 
 
 def state_dtype(*fields: Any) -> np.dtype[Any]:
-    """The dtype of a family's states: STATE, followed by these fields, in numpy's form. A name alone is a field of int64."""
+    """Return the dtype of a family's states: STATE, followed by these fields, in numpy's form. A name alone is a field of
+    int64."""
     return np.dtype([*STATE, *((field, np.int64) if isinstance(field, str) else field for field in fields)])
 
 
@@ -72,59 +73,59 @@ def fill(state: Any, numbers: Mapping[str, Any], functions: Mapping[str, Any]) -
 def _addresses(functions: Any) -> Any:
     if isinstance(functions, tuple):
         return tuple(map(_addresses, functions))
-    return keep(functions).address if functions else 0
+    return keep_alive(functions).address if functions else 0
 
 
 @jit.inline
 def count_inputs(state: Any, context: int) -> int:
-    """The number of the node's inputs. An omitted input counts if a given input follows it."""
+    """Return the number of the node's inputs. An omitted input counts if a given input follows it."""
     return ask(record_at(state.api, API).KernelContext_GetInputCount, (context,))[1]
 
 
 @jit.inline
 def stream_of(state: Any, context: int) -> int:
-    """The CUstream of a node on a GPU."""
+    """Return the CUstream of a node on a GPU."""
     return ask(record_at(state.api, API).KernelContext_GetGPUComputeStream, (context,))[1]
 
 
 @jit.inline
 def output_of(state: Any, context: int, index: int, shape: Any) -> Any:
-    """(an OrtStatus, the value) of an output, which is created with a shape, an array."""
+    """Return (an OrtStatus, the value) of an output, which is created with a shape, an array."""
     return ask(record_at(state.api, API).KernelContext_GetOutput, (context, index, address_of(shape, 0), shape.size))
 
 
 @jit.inline
 def data_of(state: Any, value: int) -> int:
-    """The address of a tensor's elements."""
+    """Return the address of a tensor's elements."""
     return ask(record_at(state.api, API).GetTensorMutableData, (value,))[1]
 
 
 @jit.inline
-def shape_of(state: Any, value: int, shape_address: int, room: int) -> bool:
-    """Set a SHAPE at an address to that of a tensor. Returns whether the rank is above MAX_RANK, and sets it to 0 then.
+def shape_of(state: Any, value: int, shape_address: int, scratch_address: int) -> bool:
+    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK; then it is set to 0.
 
-    The dimensions lie where ONNX Runtime has them, or in `room`, the address of MAX_RANK words. None of these calls to ONNX
-    Runtime fails on a tensor."""
+    The dimensions lie where ONNX Runtime has them, or in `scratch_address`, the address of MAX_RANK words. These calls to ONNX
+    Runtime never fail on a tensor."""
     api = record_at(state.api, API)
     shape = record_at(shape_address, SHAPE)
     if state.has_shape_reference:
-        # The element type goes to `room`.
-        call(api.GetTensorElementTypeAndShapeDataReference, (value, room, shape_address, shape_address + 8))
+        # The element type is written to `scratch_address`.
+        call(api.GetTensorElementTypeAndShapeDataReference, (value, scratch_address, shape_address, shape_address + 8))
     else:
         info = ask(api.GetTensorTypeAndShape, (value,))[1]
         rank = ask(api.GetDimensionsCount, (info,))[1]
-        call(api.GetDimensions, (info, room, rank if rank < MAX_RANK else MAX_RANK))
+        call(api.GetDimensions, (info, scratch_address, rank if rank < MAX_RANK else MAX_RANK))
         call(api.ReleaseTensorTypeAndShapeInfo, (info,))
-        shape.dimensions, shape.rank = room, rank
-    has_many = shape.rank > MAX_RANK
-    if has_many:
+        shape.dimensions, shape.rank = scratch_address, rank
+    exceeds_max_rank = shape.rank > MAX_RANK
+    if exceeds_max_rank:
         shape.rank = 0
-    return has_many
+    return exceeds_max_rank
 
 
 @jit.function
 def element_type_of(state: Any, value: int) -> int:
-    """The ONNXTensorElementDataType of a tensor, for inputs of any type."""
+    """Return the ONNXTensorElementDataType of a tensor, for inputs of any type."""
     api = record_at(state.api, API)
     found = array_at(stack(3), 3, np.int64)
     address = found.ctypes.data
@@ -140,39 +141,39 @@ def element_type_of(state: Any, value: int) -> int:
 
 
 @jit.function
-def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
+def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any, scratch_address: int) -> bool:
     """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the SHAPE of each
-    input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input has a rank above
-    MAX_RANK."""
-    has_many: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
+    input that is there. `scratch_address` is the address of MAX_RANK words for each input. Return whether an input has a rank
+    above MAX_RANK."""
+    exceeds_max_rank: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
     for k in range(count):
         values[k] = ask(record_at(state.api, API).KernelContext_GetInput, (context, k))[1]
         if values[k]:
-            has_many |= shape_of(state, values[k], address_of(shapes, k), room + 8 * MAX_RANK * k)
-    return has_many
+            exceeds_max_rank |= shape_of(state, values[k], address_of(shapes, k), scratch_address + 8 * MAX_RANK * k)
+    return exceeds_max_rank
 
 
 @jit.expand
 def read_inputs(state: Any, context: int, count: int, most: int) -> Any:
-    """(whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
-    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages read those of inputs that
-    a node lacks, too."""
+    """Return (whether an input has a rank above MAX_RANK, the values, an array of SHAPE) of the first `count` inputs of at most
+    `most`, as `_read_inputs` gets them. The other values are 0, and the other shapes empty: messages also read the shapes of
+    inputs that a node lacks."""
     values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), most, SHAPE)
     for k in range(most):
         values[k] = shapes[k].dimensions = shapes[k].rank = 0
-    has_many = _read_inputs(state, context, count, values, shapes, stack(most * MAX_RANK))
-    return has_many, values, shapes
+    exceeds_max_rank = _read_inputs(state, context, count, values, shapes, stack(most * MAX_RANK))
+    return exceeds_max_rank, values, shapes
 
 
 @jit.expand
 def shape_at(shapes: Any, index: int) -> Any:
-    """The shape of an input, as an array."""
+    """Return the shape of an input, as an array."""
     return array_at(shapes[index].dimensions, shapes[index].rank, np.int64)
 
 
 @jit.function
 def size_of(shape: Any) -> int:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape."""
     size: Any = np.int64(1)
     for i in range(shape.size):
         size *= shape[i]
@@ -181,7 +182,7 @@ def size_of(shape: Any) -> int:
 
 @jit.inline
 def is_small(cost: int) -> bool:
-    """Whether work of this cost is left to one thread, see _SMALL."""
+    """Return whether work of this cost is left to one thread (_SMALL)."""
     return cost <= _SMALL
 
 
@@ -198,14 +199,14 @@ def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int
 
 @jit.inline
 def no_memory(state: Any) -> int:
-    """An OrtStatus that says that memory ran out. Its message ends in a zero byte."""
+    """Return an OrtStatus that says that memory ran out. Its message ends in a zero byte."""
     api = record_at(state.api, API)
     return call(api.CreateStatus, (ORT_FAIL, array_at(state.messages + 16 * _NO_MEMORY, 2, np.int64)[0]))
 
 
 @jit.function
 def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
-    """Write a shape as Python writes a tuple, or a single number, so that it ends before index `at`. Returns the index at which
+    """Write a shape as Python writes a tuple, or a single number, so that it ends before index `at`. Return the index at which
     it begins: digits come out from the last to the first."""
     ten = np.uint64(10)
     if is_shape:
@@ -236,9 +237,9 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
 
 
 @jit.function
-def _status_with_message(state: Any, has_many: bool, fault: int, shapes: Any, numbers: Any) -> int:
+def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, numbers: Any) -> int:
     api = record_at(state.api, API)
-    message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
+    message = array_at(state.messages + 16 * (_RANK if exceeds_max_rank else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
     size = template.size + 1 + 20 * len(numbers)
     for i in range(shapes.size):
@@ -266,40 +267,40 @@ def _status_with_message(state: Any, has_many: bool, fault: int, shapes: Any, nu
 
 
 @jit.expand
-def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
-    operator's.
+def fault_status(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
+    """Return an OrtStatus for a fault: if `exceeds_max_rank`, that a tensor has too many dimensions, else the fault of the
+    operator with this number.
 
     The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's NUMBERS.
     If there is no memory for the message, the status says that memory ran out."""
-    numbers = array_at(stack(_MOST_NUMBERS), _MOST_NUMBERS, np.int64)  # to index a tuple might raise
+    numbers = array_at(stack(_MAX_NUMBERS), _MAX_NUMBERS, np.int64)  # to index a tuple might raise
     numbers[0], numbers[1], numbers[2] = a, b, c
-    return _status_with_message(state, has_many, fault, shapes, numbers)
+    return _status_with_message(state, exceeds_max_rank, fault, shapes, numbers)
 
 
 @jit.expand
 def begin_output(
-    state: Any, context: int, shape: Any, has_many: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
+    state: Any, context: int, shape: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
 ) -> Any:
-    """(an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there is a
-    fault, see `fault_status`. There is nothing to do if the status is an error or the number 0."""
+    """Return (an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there
+    is a fault (`fault_status`). There is nothing to do if the status is an error or the number 0."""
     y: Any = np.int64(0)
-    if has_many or fault:
-        status = fault_status(state, has_many, fault, shapes, a, b, c)
+    if exceeds_max_rank or fault:
+        status = fault_status(state, exceeds_max_rank, fault, shapes, a, b, c)
     else:
         status, y = output_of(state, context, 0, shape)
     return status, size_of(shape), y
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]:
-    """An operator's messages, in their order. `numbers` are the family's NUMBERS."""
+    """Return an operator's messages, in their order. `numbers` are the family's NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(1 + i)
     for i, name in enumerate(numbers):
         marks[name] = chr(_FIRST_NUMBER + i)
     texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
-    texts[_FIRST_FAULT + NOT_STARTED] = f"CUDA's driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
+    texts[_FIRST_FAULT + NOT_STARTED] = f"the CUDA driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
     texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
     if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
         raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")

@@ -21,8 +21,8 @@ from . import context
 from .context import MAX_RANK
 
 # The most parameters of a form, and the most inputs of a node.
-MOST = max(len(form.parameters) for form in FORMS.values())
-INPUTS = MOST + 1
+MAX_PARAMETERS = max(len(form.parameters) for form in FORMS.values())
+MAX_INPUTS = MAX_PARAMETERS + 1
 
 # The axis of operands that broadcast as in numpy.
 NO_AXIS = np.iinfo(np.int64).min
@@ -32,13 +32,13 @@ STATE = context.state_dtype(
     "parameters",  # the number of parameters
     "numbers",  # the number of numbers
     "inputs",  # the number of inputs of a node that has all of them
-    # For each parameter: the input that has it, 0 for none; the same if the node lacks its last input; its value if no input
-    # has it; whether it has to be of one element.
-    ("sources", np.int64, MOST),
-    ("fewer_sources", np.int64, MOST),
-    ("values", np.float64, MOST),
-    ("fewer_values", np.float64, MOST),
-    ("single", np.int64, MOST),
+    # For each parameter: the number of the input that has it, or 0; the same if the node lacks its last input; its value if no
+    # input has it; whether it has to be of one element.
+    ("sources", np.int64, MAX_PARAMETERS),
+    ("fewer_sources", np.int64, MAX_PARAMETERS),
+    ("values", np.float64, MAX_PARAMETERS),
+    ("fewer_values", np.float64, MAX_PARAMETERS),
+    ("single", np.int64, MAX_PARAMETERS),
     "axis",
 )
 
@@ -59,7 +59,7 @@ class _Input(NamedTuple):
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key, and where each parameter comes from. Raises ValueError for wrong attributes."""
+    """Return the kernel's key, and where each parameter comes from. Raise ValueError if an attribute is invalid."""
     most = operator.most_inputs or 1 + len(FORMS[attributes["form"]].parameters)  # variadic: the family's own operator
     fewest = operator.fewest_inputs if operator.most_inputs else most
     meaning, fewer = (_meaning(operator, count, attributes) for count in (most, fewest))
@@ -82,7 +82,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def _meaning(operator: Operator, count: int, attributes: Mapping[str, Any]) -> FakeQuantize[Any]:
-    """The meaning of a node with `count` inputs."""
+    """Return the meaning of a node with `count` inputs."""
     assert operator.meaning
     meaning = operator.meaning([*map(_Input, range(count))], attributes)
     assert isinstance(meaning, FakeQuantize)
@@ -90,25 +90,24 @@ def _meaning(operator: Operator, count: int, attributes: Mapping[str, Any]) -> F
 
 
 def functions(overload: Overload, key: Key) -> dict[str, Any]:
-    """The C functions of the state, besides the task."""
+    """Return the C functions of the state, besides the task."""
     return {"prepare": prepare_function(key)}
 
 
 @jit.inline
-def _along(shape: Any, axis: int, rank: int, room: Any) -> Any:
-    """Return the shape that broadcasts to x, for a parameter that lies along an axis of x: with dimensions of 1 behind it, in
-    `room`."""
+def _along(shape: Any, axis: int, rank: int, lengths: Any) -> Any:
+    """Return the shape that broadcasts to x for a parameter along an axis of x: followed by dimensions of 1, in `lengths`."""
     if axis == NO_AXIS or shape.size != 1 or shape[0] == 1:
         return shape
-    room[0] = shape[0]
+    lengths[0] = shape[0]
     for d in range(1, rank - axis):
-        room[d] = 1
-    return array_at(room.ctypes.data, rank - axis, np.int64)
+        lengths[d] = 1
+    return array_at(lengths.ctypes.data, rank - axis, np.int64)
 
 
 @jit.function
 def _fault_of(shape: Any, is_single: int, kind: int, axis: int, rank: int, number: int) -> int:
-    """The fault of input `number`, a parameter with this shape and element type; 0: there is none."""
+    """Return the fault of input `number`, a parameter with this shape and element type, or 0 if it is valid."""
     if kind != FLOATS and kind != DOUBLES and kind != INTEGERS and kind != LONG_INTEGERS:
         return FAULTS * number + NUMBER
     if is_single or (axis != NO_AXIS and shape.size != 1):
@@ -122,7 +121,7 @@ def _fault_of(shape: Any, is_single: int, kind: int, axis: int, rank: int, numbe
 
 @jit.inline
 def _number_at(data: int, kind: int, index: int) -> float:
-    """An element of a tensor of numbers, rounded to float32 if it is a float64."""
+    """Return an element of a tensor of numbers, rounded to float32 if it is a float64."""
     if kind == FLOATS:
         return np.float64(array_at(data, index + 1, np.float32)[index])
     if kind == DOUBLES:
@@ -134,8 +133,8 @@ def _number_at(data: int, kind: int, index: int) -> float:
 
 @jit.expand
 def _place(state: Any, count: int, values: Any, shapes: Any, sources: Any, kinds: Any, axis: int, lengths: Any) -> Any:
-    """(the fault, the first and the last axis of x along which a parameter has several elements). Sets `kinds` to the element
-    types of parameters."""
+    """Return (the fault, the first and the last axis of x along which a parameter has several elements). Set `kinds` to the
+    element types of parameters."""
     x_shape = context.shape_at(shapes, 0)
     rank = x_shape.size
     fault: Any = np.int64(0)
@@ -156,20 +155,20 @@ def _place(state: Any, count: int, values: Any, shapes: Any, sources: Any, kinds
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
     count = min(context.count_inputs(state, context_address), state.inputs)
-    has_many, values, shapes = context.read_inputs(state, context_address, count, INPUTS)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, count, MAX_INPUTS)
     has_all = count == state.inputs and values[count - 1] != 0
     sources = state.sources if has_all else state.fewer_sources
     numbers = state.values if has_all else state.fewer_values
-    kinds = array_at(stack(MOST), MOST, np.int64)
+    kinds = array_at(stack(MAX_PARAMETERS), MAX_PARAMETERS, np.int64)
     x_shape = context.shape_at(shapes, 0)
     rank = x_shape.size
     axis = state.axis + rank if state.axis != NO_AXIS and state.axis < 0 else state.axis
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, first, last = _place(state, count, values, shapes, sources, kinds, axis, lengths)
-    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes)
+    status, size, y = context.begin_output(state, context_address, x_shape, exceeds_max_rank, fault, shapes)
     if status or size == 0:
         return status
 
@@ -193,7 +192,7 @@ def compute(state_address: int, context_address: int) -> int:
                 parameters[k * rows + row] = _number_at(data, kind, _index_of(row, x_shape, first, last, shape))
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
-        status = context.fault_status(state, has_many, VALUES, shapes)
+        status = context.fault_status(state, exceeds_max_rank, VALUES, shapes)
     else:
         work_address, work = context.new_record(WORK)
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)

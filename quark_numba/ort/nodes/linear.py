@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ _loop_shape = jit.inline(
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key, and how scales and zero points lie in tensors. Raises ValueError for wrong attributes."""
+    """Return the kernel's key, and how scales and zero points lie in tensors. Raise ValueError if an attribute is invalid."""
     x, scale, *zero_points = overload.inputs
     (y,) = overload.outputs
     quantized = {"quantize": y, "dequantize": x}.get(operator.operation) or zero_points[0]
@@ -63,7 +63,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def functions(overload: Overload, key: keys.Key) -> dict[str, Any]:
-    """The C functions of the state, besides the task."""
+    """Return the C functions of the state, besides the task."""
     scale = overload.inputs[1]
     return {
         "widen_scale": (
@@ -83,13 +83,13 @@ def _is_zero(address: int, size: int) -> bool:
 
 
 @jit.function
-def _parameters(widen: int, itemsize: int, source: int, given: int, count: int, one: int) -> int:
-    """The address of `count` scales or zero points in the kernel's type; 0 if memory runs out.
+def _parameters(widen: int, itemsize: int, source: int, source_count: int, count: int, one: int) -> int:
+    """Return the address of `count` scales or zero points in the type of the kernel, or 0 if memory runs out.
 
-    `source` is the address of those of the tensor, `given` their number: fewer than `count` are repeated. If `source` is 0,
-    the result is zeros. The result is at `source` if those can be used as they are; at `one`, the address of 8 bytes, if it
-    fits there; else in memory that the caller has to release."""
-    if source and given >= count and widen == 0:
+    `source` is the address of those in the tensor, and `source_count` their number: fewer than `count` are repeated. If
+    `source` is 0, the result is zeros. The result is at `source` if those can be used as they are. Else it is at `one`, the
+    address of 8 bytes, if it fits there, or in memory that the caller has to release."""
+    if source and source_count >= count and widen == 0:
         return source
     size = count * itemsize
     target = one
@@ -100,7 +100,7 @@ def _parameters(widen: int, itemsize: int, source: int, given: int, count: int, 
     words = array_at(target, size // 4, np.int32)
     done = 0
     if source:
-        done = given if given < count else count
+        done = source_count if source_count < count else count
         if widen:
             call(widen, (source, target, done))
         done *= itemsize // 4
@@ -114,54 +114,65 @@ def _parameters(widen: int, itemsize: int, source: int, given: int, count: int, 
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 2, np.int64)
     state.axis, state.block_size = values[0], values[1]
     return 1 if values[1] >= 0 else 0
 
 
+class Run(NamedTuple):
+    """What a run of a node works on. There is nothing to do if the status is an error or the size 0."""
+
+    status: int  # an OrtStatus
+    size: int  # the number of elements of x
+    values: Any  # those of the inputs, 0 for a zero point that is left out
+    shapes: Any  # an array of SHAPE, one for each input
+    loop: Any  # a granularity.Loop
+    y: int  # its value
+
+
 @jit.expand
 def begin(state: Any, context_address: int) -> Any:
-    """(an OrtStatus, the size of x, the values and shapes of inputs, the loop, the value of y). There is nothing to do if the
-    status is an error or the size 0."""
+    """Check the inputs of a node, create its output, and return the Run."""
     count = context.count_inputs(state, context_address)
-    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, count, 3)
     if values[2] == 0:  # without a zero point
         shapes[2].dimensions, shapes[2].rank = shapes[1].dimensions, shapes[1].rank
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
     status, size, y = context.begin_output(
-        state, context_address, x_shape, has_many, fault, shapes, state.axis, state.block_size
+        state, context_address, x_shape, exceeds_max_rank, fault, shapes, state.axis, state.block_size
     )
-    return status, size, values, shapes, loop, y
+    return Run(status, size, values, shapes, loop, y)
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    status, size, values, shapes, loop, y = begin(state, context_address)
-    x, scale, zero_point = values[0], values[1], values[2]
+    run = begin(state, context_address)
+    status, size, loop = run.status, run.size, run.loop
+    x, scale, zero_point = run.values[0], run.values[1], run.values[2]
     if status or size == 0:
         return status
     work_address, work = context.new_record(WORK)
     work.size = size
     work.length, work.block, work.inner, work.rows, work.vary = loop.length, loop.block, loop.inner, loop.rows, loop.vary
-    work.x, work.y = context.data_of(state, x), context.data_of(state, y)
-    given = context.size_of(context.shape_at(shapes, 1))
+    work.x, work.y = context.data_of(state, x), context.data_of(state, run.y)
+    source_count = context.size_of(context.shape_at(run.shapes, 1))
     scales = loop.rows * loop.inner if loop.vary else loop.rows
     scale_data = context.data_of(state, scale)
     zero_points, zero_point_data = 1, 0
     if zero_point:
         zero_point_data = context.data_of(state, zero_point)
-        if given > 1 and _is_zero(zero_point_data, (given * state.zero_point_bits + 7) // 8):
+        if source_count > 1 and _is_zero(zero_point_data, (source_count * state.zero_point_bits + 7) // 8):
             zero_point_data = 0
         else:
             zero_points = scales
     one_scale, one_zero_point = stack(1), stack(1)
     work.scales, work.zero_points = scales, zero_points
-    work.scale = _parameters(state.widen_scale, state.scale_itemsize, scale_data, given, scales, one_scale)
+    work.scale = _parameters(state.widen_scale, state.scale_itemsize, scale_data, source_count, scales, one_scale)
     work.zero_point = _parameters(
-        state.widen_zero_point, state.zero_point_itemsize, zero_point_data, given, zero_points, one_zero_point
+        state.widen_zero_point, state.zero_point_itemsize, zero_point_data, source_count, zero_points, one_zero_point
     )
     if work.scale == 0 or work.zero_point == 0:
         status = context.no_memory(state)

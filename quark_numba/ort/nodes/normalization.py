@@ -23,24 +23,24 @@ _instance_shape = jit.function(granularity.instance_shape, size_of=context.size_
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key, epsilon and this machine's number of processors."""
+    """Return the kernel's key, epsilon and this machine's number of processors."""
     return context.Selection(overload.inputs[0], {"threads": os.cpu_count() or 1, "epsilon": attributes["epsilon"]})
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the value of epsilon decides, as `select` does it. Returns 1: no value is wrong."""
+    """Set what the value of epsilon decides, as `select` does it. Return 1: all values are valid."""
     record_at(state_address, STATE).epsilon = array_at(values_address, 1, np.float32)[0]
     return 1
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, values, shapes = context.read_inputs(state, context_address, 3, 3)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, 3, 3)
     scale_shape, bias_shape = context.shape_at(shapes, 1), context.shape_at(shapes, 2)
     x_shape = context.shape_at(shapes, 0)
     fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)
-    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes)
+    status, size, y = context.begin_output(state, context_address, x_shape, exceeds_max_rank, fault, shapes)
     if status or size == 0:
         return status
     work_address, work = context.new_record(WORK)

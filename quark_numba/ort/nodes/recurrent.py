@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numba import literal_unroll
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...recurrent import fixed_point, granularity
-from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
+from ...recurrent.fixed_point import LAYER, MAX_HIDDEN, OPERANDS, layer_of
 from ...recurrent.granularity import DIRECTIONS, GATES
 from ...recurrent.kernels import ENCODE_INPUTS, ENCODE_WEIGHTS, PHASES, WORK, count_parts, count_weight_words, count_words
 from . import context
@@ -22,8 +23,14 @@ STATE = context.state_dtype(
 )
 NUMBERS = ("hidden_size",)
 
-# The first ones are those of LAYER, in its order. The direction has no meaning.
-FREE = ("hidden_size", *(f"{name}_{of}" for of in ("scale", "zero_point") for name in OPERANDS), "direction")
+_SCALES, _ZERO_POINTS = (tuple(f"{name}_{of}" for name in OPERANDS) for of in ("scale", "zero_point"))
+
+# The direction, the last one, has no meaning.
+FREE = ("hidden_size", *_SCALES, *_ZERO_POINTS, "direction")
+
+# The values of FREE: each has a word of 8 bytes, of which a scale takes the first half.
+_FORMATS = [np.float32 if name in _SCALES else np.int64 for name in FREE]
+FREE_VALUES = np.dtype({"names": FREE, "formats": _FORMATS, "offsets": [8 * i for i in range(len(FREE))]})
 
 COST = 1 << 7  # of an element of y, see `context.is_small`
 STATE_WORDS = STATE.itemsize // 8
@@ -34,33 +41,31 @@ _derive = jit.function(fixed_point.derive, mantissa_and_shift=jit.function(fixed
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key and the numbers of the layer. Raises ValueError for wrong attributes."""
+    """Return the kernel's key and the numbers of the layer. Raise ValueError if an attribute is invalid."""
     return context.Selection(overload.inputs[0], {"layer": layer_of(attributes)[0]})
 
 
 def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
-    given, given_reals = array_at(values_address, 11, np.int64), array_at(values_address, 22, np.float32)
-    numbers, reals = (array_at(state_address + LAYER_AT, 11, np.int64), array_at(state_address + LAYER_AT, 11, np.float64))
-    if given[0] < 1 or given[0] >= 1 << 28:
+    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
+    values, layer = record_at(values_address, FREE_VALUES), record_at(state_address + LAYER_AT, LAYER)
+    are_valid = 0 < values.hidden_size <= MAX_HIDDEN
+    layer.hidden = values.hidden_size
+    for name in literal_unroll(_SCALES):
+        are_valid &= 0 < values[name] < np.inf
+        layer[name] = values[name]
+    for name in literal_unroll(_ZERO_POINTS):
+        layer[name] = values[name] & 0xFFFF
+    if not are_valid:
         return 0
-    numbers[0] = given[0]
-    for i in range(1, 6):
-        scale = given_reals[2 * i]
-        if not 0 < scale < np.inf:
-            return 0
-        reals[i] = scale
-        numbers[5 + i] = given[5 + i] & 0xFFFF
-    layer = record_at(state_address + LAYER_AT, LAYER)
     _derive(layer)
     return 1 if layer.x_step < np.inf and layer.h_step < np.inf else 0
 
 
 def prepare(state_address: int, constants_address: int) -> int:
-    """The address of one node's state; 0 if memory runs out.
+    """Return the address of one node's state, or 0 if memory runs out.
 
-    If the weights are constants of the right size, it is a copy of the state, followed by the weights' codes. Else it is the
-    given state."""
+    If the weights are constants of the right size, this is a copy of the state, followed by the codes of the weights. Else it
+    is the address that was passed."""
     state = record_at(state_address, STATE)
     constants = array_at(constants_address, 8, np.int64)  # for each input the address of its elements and their number
     hidden = state.layer.hidden
@@ -88,23 +93,23 @@ def prepare(state_address: int, constants_address: int) -> int:
 
 
 def destroy(state_address: int) -> int:
-    """OrtCustomOp::KernelDestroy: release what `prepare` allocated."""
+    """Release what `prepare` allocated (OrtCustomOp::KernelDestroy). Return 0."""
     if record_at(state_address, STATE).weights:
         release(state_address)
     return 0
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
     hidden = state.layer.hidden
-    has_many, values, shapes = context.read_inputs(state, context_address, 4, 4)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, 4, 4)
     x_shape, w_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     r_shape, b_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     fault, steps, batch, inputs = _layer_shape(hidden, x_shape, w_shape, r_shape, b_shape)
     y_shape = array_at(stack(4), 4, np.int64)
     y_shape[0], y_shape[1], y_shape[2], y_shape[3] = steps, DIRECTIONS, batch, hidden
-    status, size, y = context.begin_output(state, context_address, y_shape, has_many, fault, shapes, hidden)
+    status, size, y = context.begin_output(state, context_address, y_shape, exceeds_max_rank, fault, shapes, hidden)
     if status or size == 0:
         return status
     words = count_words(steps, batch, inputs, hidden)

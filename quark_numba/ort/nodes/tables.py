@@ -26,34 +26,34 @@ _fill = jit.function(kernels.fill)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The kernel's key, and what the node does. Raises ValueError for wrong attributes."""
+    """Return the kernel's key, and what the node does. Raise ValueError if an attribute is invalid."""
     applied = rule(operator.operation, attributes)
     numbers = {"is_nearest": applied.is_nearest, "axis": applied.axis, "first": applied.first, "second": applied.second}
     return context.Selection(applied.operation, numbers)
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
     is_nearest = state.is_nearest != 0
     count = np.int64(3) if is_nearest else np.int64(2)
-    has_many, values, shapes = context.read_inputs(state, context_address, count, 3)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, count, 3)
     x_shape, table_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     last_shape = context.shape_at(shapes, count - 1)
-    fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
-    status, size, y = context.begin_output(state, context_address, x_shape, has_many, fault, shapes, axis)
+    fault, axis, source_rows, source_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
+    status, size, y = context.begin_output(state, context_address, x_shape, exceeds_max_rank, fault, shapes, axis)
     if status or size == 0:
         return status
 
-    rows, entries = _size_of(given_rows, given_entries, inner)
+    rows, entries = _size_of(source_rows, source_entries, inner)
     columns = granularity.NUMBERS + entries
     memory = allocate(4 * columns * rows)
     if memory == 0:
         return context.no_memory(state)
     table = array_at(memory, columns * rows, np.float32)
-    given = array_at(context.data_of(state, values[1]), given_entries * (1 if is_nearest else given_rows), np.float32)
-    thresholds = array_at(context.data_of(state, values[count - 1]), given_rows, np.float32)
-    if _fill(is_nearest, state.first, state.second, given, thresholds, given_rows, table, rows, entries):
+    source = array_at(context.data_of(state, values[1]), source_entries * (1 if is_nearest else source_rows), np.float32)
+    thresholds = array_at(context.data_of(state, values[count - 1]), source_rows, np.float32)
+    if _fill(is_nearest, state.first, state.second, source, thresholds, source_rows, table, rows, entries):
         work_address, work = context.new_record(WORK)
         work.x, work.y, work.table = context.data_of(state, values[0]), context.data_of(state, y), memory
         work.size, work.inner, work.rows, work.entries = size, inner, rows, entries
