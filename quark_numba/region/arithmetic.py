@@ -79,8 +79,7 @@ def function(step: Step, inputs: tuple[Input, ...]) -> Any:
     if step.operator == FAKE_QUANTIZE:
         return fake_converter(step.fake_key)
     if step.operator == CAST:
-        assert step.operands[0] is not None
-        return decoder(inputs[step.operands[0]].element_type)
+        return decoder(inputs[step.present[0]].element_type)
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
     if step.operator in _PLAIN:
@@ -150,10 +149,8 @@ def _float8_round_trip(key: Key) -> tuple[Any, Any]:
 
 def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
     """Return the linear family's key for a step that is a round trip."""
-    zero_point = step.operands[2]
-    assert zero_point is not None
-    saturate = dict(step.attributes)["saturate"] != 0
-    return select("quantize_dequantize", FLOAT32, FLOAT32, inputs[zero_point].element_type, FLOAT32, saturate=saturate)
+    quantized, saturate = inputs[step.present[2]].element_type, dict(step.attributes)["saturate"] != 0
+    return select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=saturate)
 
 
 def input_dtypes(program: Program) -> list[Any]:
@@ -162,9 +159,7 @@ def input_dtypes(program: Program) -> list[Any]:
     dtypes: list[Any] = [np.float32] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:
-            assert step.operands[0] is not None
-            dtypes[step.operands[0]] = program.inputs[step.operands[0]].element_type.storage
+            dtypes[step.present[0]] = program.inputs[step.present[0]].element_type.storage
         if step.operator == ROUND_TRIP:
-            assert step.operands[2] is not None
-            dtypes[step.operands[2]] = round_trip_key(step, program.inputs).zero_point_dtype
+            dtypes[step.present[2]] = round_trip_key(step, program.inputs).zero_point_dtype
     return dtypes

@@ -122,7 +122,7 @@ def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> 
         return None
     n, channels, h, w = shape
     if channels is None or channels == 1:
-        return [n, channels, h, w, None if channels is None else 1]
+        return [n, channels, h, w, channels]
     if channels % block_size:
         raise ValueError(f"input {number} has shape {list(shape)}; expected one channel, or a multiple of {block_size}")
     return [n, channels // block_size, h, w, block_size]

@@ -67,12 +67,8 @@ def kernel(program: Program) -> DeviceKernel:
     lines += [f"if rows == unsigned({count}):", *indented([*each, "return 0"])]
     for j in range(count - 1):
         lines += [f"if rows > unsigned({j}):", f"    {each[j]}"]
-    begin = [
-        "work = record_at(work_address, WORK)",
-        f"first = unsigned(block * THREADS + thread) * unsigned({units})",
-        "if first >= work.units:",
-        "    return 0",
-    ]
+    begin = ["work = record_at(work_address, WORK)", f"first = unsigned(block * THREADS + thread) * unsigned({units})"]
+    begin += ["if first >= work.units:", "    return 0"]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *elements.once, *lines, "return 0"]), ""]
     run_region = function_of("\n".join(text), __name__, __file__, names | elements.names)
     return DeviceKernel(__name__, run_region, program.name, work, units)

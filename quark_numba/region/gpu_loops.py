@@ -55,9 +55,7 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
     for d in range(dimensions):
         if axis and masks[d] >> count & 1:
             block_dimension, rows = d, lengths[d]
-    order = BLOCKS_LAST if block_dimension == dimensions - 1 else BLOCKS_BEFORE
-    if axis == 0:
-        order = WITHOUT_BLOCKS
+    order = WITHOUT_BLOCKS if axis == 0 else BLOCKS_LAST if block_dimension == dimensions - 1 else BLOCKS_BEFORE
     others = 0
     for d in range(dimensions - 1, -1, -1):
         if d == block_dimension:

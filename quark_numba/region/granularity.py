@@ -100,10 +100,7 @@ def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int,
         for d in range(stride - ranks[k], stride):
             if scalars[k] and shapes[k * stride + d] != 1:
                 return NOT_ONE, k, rank
-        fits = axes[k] >= 0 or (
-            ranks[k] == 1 and -axes[k] <= rank and shape[stride + axes[k]] == shapes[k * stride + stride - 1]
-        )
-        if not fits:
+        if axes[k] < 0 and not (ranks[k] == 1 and -axes[k] <= rank and shape[stride + axes[k]] == shapes[(k + 1) * stride - 1]):
             return NOT_ALIKE, k, rank
     return NO_FAULT, 0, rank
 

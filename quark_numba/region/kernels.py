@@ -13,7 +13,7 @@ from ..block.kernels import WORK as BLOCK_WORK
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
 from ..compiling.jit import unsigned
-from ..compiling.records import new_record
+from ..compiling.records import new_record, words
 from ..compiling.text import function_of
 from .key import MAX_INPUTS, Program
 from .source import TILE, TILE_WORK, Writer
@@ -38,15 +38,10 @@ CHUNK = 1 << 14
 #   block of the layout. Then `batch_size` is the number of elements in memory for one index of the batch, and `last_block`
 #   how many of them are before the last block of channels;
 # - `has_failed`, which a task sets if it cannot allocate memory.
-WORK = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            *("run", "y", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
-            *("block", "group_size", "block_steps", "functions", "buffers_size"),
-            *("size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block", "has_failed"),
-        )
-    ]
+WORK = words(
+    *("run", "y", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
+    *("block", "group_size", "block_steps", "functions", "buffers_size"),
+    *("size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block", "has_failed"),
 )
 
 
@@ -124,8 +119,7 @@ def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer:
         column = index + done - row * length
         source = data + row_offset(row, k, work.dimensions, lengths, masks) * itemsize
         target = buffer + done * itemsize
-        m = period - (index + done) % period if period else length - column
-        m = m if m < n - done else n - done
+        m = min(n - done, period - (index + done) % period if period else length - column)
         if size == 0:
             copy_bytes(source + column * itemsize, target, m * itemsize)
         elif size == 1 and itemsize == 4:
@@ -145,12 +139,8 @@ def clear_padding(work_address: int, index: int, n: int) -> None:
     lanes, own, batch_size, last_block = work.lanes, work.own_lanes, work.batch_size, work.last_block
     while n > 0:
         place = index % batch_size
-        size = batch_size - place
-        if place < last_block:  # up to the last block, which has the added channels
-            size = last_block - place
-        if size > n:
-            size = n
-        if place >= last_block:
+        size = min(n, (last_block if place < last_block else batch_size) - place)
+        if place >= last_block:  # the last block has the added channels
             y = array_at(work.y + 4 * index, size, np.float32)
             for i in range(unsigned(size)):  # `lanes` is a power of two
                 y[i] = y[i] if np.int32(i) & np.int32(lanes - 1) < np.int32(own) else np.float32(0)
@@ -232,9 +222,8 @@ def task_function(program: Program) -> Any:
     record TILE_WORK."""
     text, names = Writer(program).source()
     names |= {"call": call, "convert_blocks": convert_blocks, "record_at": record_at, "TILE_WORK": TILE_WORK}
-    return jit.c_function(
-        function_of(text, __name__, __file__, names), program.name, types.void(types.int64, types.int64, types.int64)
-    )
+    run_program = function_of(text, __name__, __file__, names)
+    return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 
 
 assert MAX_INPUTS < 64  # a mask has a bit for each input

@@ -159,12 +159,9 @@ class Program(NamedTuple):
         """Yield, for each use of an input, its number and its role there, as in `axes`."""
         for step in self.steps:
             for index, operand in enumerate(step.operands):
-                if operand is None or operand >= len(self.inputs):
-                    continue
-                axis: int | None = None
-                if step.operator == ROUND_TRIP and index:
-                    axis = 0 if self.inputs[operand].is_scalar else step.axis
-                yield operand, axis
+                if operand is not None and operand < len(self.inputs):
+                    is_parameter = step.operator == ROUND_TRIP and index > 0
+                    yield operand, None if not is_parameter else 0 if self.inputs[operand].is_scalar else step.axis
 
 
 @functools.cache

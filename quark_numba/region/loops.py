@@ -204,11 +204,9 @@ def _bounds_since(program: Program, number: int) -> list[tuple[int, int]] | None
         if (before.operator, before.attributes) == (step.operator, step.attributes):
             return bounds
         if before.operator == "Clip":
-            _, low, high = (*before.operands, None, None)[:3]
-            if low is None or high is None or not (low < count and high < count):
+            _, *of_clip = before.present
+            if len(of_clip) < 2 or not all(bound < count and program.inputs[bound].is_scalar for bound in of_clip):
                 return None
-            if not (program.inputs[low].is_scalar and program.inputs[high].is_scalar):
-                return None
-            bounds.append((low, high))
+            bounds.append((of_clip[0], of_clip[1]))
         elif before.operator not in ("Identity", "Relu"):
             return None

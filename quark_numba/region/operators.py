@@ -19,11 +19,9 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     check_layout(program, block_size, attributes["channels"])
     shapes = []
     for number, (tensor, expected, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
-        if tensor and tensor.element_type not in (None, expected.element_type):
-            assert tensor.element_type
-            raise TypeError(
-                f"input {number} has element type {tensor.element_type.name}; expected {expected.element_type.name}"
-            )
+        found = tensor.element_type if tensor else None
+        if found and found != expected.element_type:
+            raise TypeError(f"input {number} has element type {found.name}; expected {expected.element_type.name}")
         if axis is None:
             operand_shape = tensor.shape if tensor else None
             if block_size and operand_shape is not None:

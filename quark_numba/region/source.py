@@ -42,6 +42,7 @@ import numpy as np
 from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
 from ..block.tiles import closed_function, quick_names
+from ..compiling.records import words
 from ..compiling.text import branch, indented
 from ..fake_quantization.arithmetic import preparer
 from . import arithmetic, loops
@@ -60,11 +61,8 @@ TILE = 1 << 10
 #   columns have elements of y;
 # - `is_unchanged`, whether blocks stay as they are;
 # - `has_failed`, which the program sets if it cannot allocate memory.
-TILE_WORK = np.dtype(
-    [
-        (name, np.int64)
-        for name in ("inputs", "functions", "buffers", "rows", "filled_rows", "filled_columns", "is_unchanged", "has_failed")
-    ]
+TILE_WORK = words(
+    *("inputs", "functions", "buffers", "rows", "filled_rows", "filled_columns", "is_unchanged", "has_failed"),
 )
 
 
@@ -170,8 +168,7 @@ class BlockWriter:
 
     def __init__(self, program: Program) -> None:
         self.parts, self.buffer_count = loops.ordinary_parts(program)
-        self.numbers = program.block_numbers
-        self.formats = {number: program.steps[number].block_format for number in self.numbers}
+        self.formats = {number: program.steps[number].block_format for number in program.block_numbers}
         block, self.sub_block = program.blocks[0].block, min(blocks.sub_block for blocks in program.blocks)
         self.width, self.group_size = tile_width(block), loops.group_size(program)
         self.rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self.sub_block}
@@ -209,11 +206,11 @@ class BlockWriter:
         checked = [do.step for do in loop if isinstance(do, Reduce)]
         for step in checked:
             body.add_maxima(step)
-        return ["for group in range(groups):", *indented(body.source()), *map(self._check, checked)]
+        return ["for group in range(groups):", *indented(body.source()), *map(self._check_line, checked)]
 
-    def _check(self, step: int) -> str:
+    def _check_line(self, step: int) -> str:
         """Return the line that checks the largest magnitudes of the blocks of a step."""
-        prepare = f"functions[{2 * self.numbers.index(step)}]"
+        prepare = f"functions[{2 * [*self.formats].index(step)}]"
         return f"has_extreme_blocks |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"
 
 

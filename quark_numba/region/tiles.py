@@ -16,14 +16,14 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.jit import unsigned
-from ..compiling.records import new_record
+from ..compiling.records import new_record, words
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
 from .source import TILE_WORK
 
 # A run of columns that are side by side in y too: the first column in the tile, the number of columns, and the index in y of
 # the first element, as if y were in ONNX's layout.
-RUN = np.dtype([(name, np.int64) for name in ("column", "count", "index")])
+RUN = words("column", "count", "index")
 
 _RUN_SIZE = RUN.itemsize
 

@@ -187,9 +187,7 @@ def compute(state_address: int, context_address: int) -> int:
     work.dimensions = merge_dimensions(operands, 0, y_shape, lengths, masks)
     work.group_size, work.block_steps, work.has_failed = state.group_size, state.block_steps, 0
     work.functions, work.buffers_size = address_of(state.functions, 0), state.buffers_size
-    chunks = (size + CHUNK - 1) // CHUNK
-    if state.block:
-        chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner)
+    chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner) if state.block else -(-size // CHUNK)
     addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
     if convert_inputs(state, values, operands, addresses, owned, stack(count)):
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
