@@ -25,10 +25,6 @@ from .source import ElementWriter
 COUNT = VECTOR // 4
 
 
-def _streams(program: Program) -> list[int]:
-    return [k for k, x in enumerate(program.inputs) if not x.is_scalar]
-
-
 @functools.cache
 def kernel(program: Program) -> DeviceKernel:
     """Return the kernel of a program.
@@ -51,22 +47,22 @@ def kernel(program: Program) -> DeviceKernel:
         if program.inputs[k].is_scalar:
             once.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
             continue
-        each = _reads_of_block(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
+        reads = _reads_of_block(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
         if element_type.storage == dtype and count % COUNT == 0:
             vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
-            whole = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
-            whole.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
-            each = branch(f"is_vector and work.full & unsigned({1 << k})", whole, each)
-        lines += each
+            loads = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
+            loads.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
+            reads = branch(f"is_vector and work.full & unsigned({1 << k})", loads, reads)
+        lines += reads
     y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
     lines += [*_steps(program, elements, count), "y = array_at(work.y, work.units, np.float32)"]
     if count % COUNT == 0:
         stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
         lines += ["if is_vector:", *indented([*stores, "return 0"])]
-    each = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
-    lines += [f"if rows == unsigned({count}):", *indented([*each, "return 0"])]
+    writes = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
+    lines += [f"if rows == unsigned({count}):", *indented([*writes, "return 0"])]
     for j in range(count - 1):
-        lines += [f"if rows > unsigned({j}):", f"    {each[j]}"]
+        lines += [f"if rows > unsigned({j}):", f"    {writes[j]}"]
     begin = ["work = record_at(work_address, WORK)", f"first = unsigned(block * THREADS + thread) * unsigned({units})"]
     begin += ["if first >= work.units:", "    return 0"]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *elements.once, *lines, "return 0"]), ""]
@@ -84,9 +80,9 @@ def _elements(program: Program, count: int) -> list[str]:
     streams = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
     if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in streams):
         # Divisions take longer than all that a thread does with four elements that are read as a vector.
-        every = sum(1 << k for k in _streams(program))
-        none = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * GPU_LOOPS)}"
-        places = [none, f"if not is_vector or work.full != unsigned({every}):", *indented(places)]
+        all_streams = sum(1 << k for k in program.streams)
+        no_places = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * GPU_LOOPS)}"
+        places = [no_places, f"if not is_vector or work.full != unsigned({all_streams}):", *indented(places)]
     return [
         f"start, rows, along = first, min(unsigned({count}), work.units - first), unsigned(1)",
         f"is_vector = work.is_aligned and rows == unsigned({count})",
@@ -103,7 +99,7 @@ def _elements_of_block(program: Program, block: int) -> list[str]:
         f"rows = min(unsigned({block}), work.rows - place[{OF_BLOCKS}])",
         f"is_vector = along == unsigned(1) and work.is_aligned and start % unsigned({COUNT}) == unsigned(0)",
         f"is_vector = is_vector and rows == unsigned({block})",
-        *(f"i{k} = {_index(k, 'place')}" for k in _streams(program)),
+        *(f"i{k} = {_index(k, 'place')}" for k in program.streams),
     ]
 
 
@@ -146,26 +142,26 @@ def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
 
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
-    """Return the indices of an element of y, or of a block, in the loops."""
-    third = i // work.length3
-    second = third // work.length2
-    first = second // work.length1
-    return first, second - first * work.length1, third - second * work.length2, i - third * work.length3
+    """Return the indices of element i of y, or of block i, in the loops."""
+    of_three = i // work.length3  # the number of the element in the outer three loops
+    of_two = of_three // work.length2
+    of_one = of_two // work.length1
+    return of_one, of_two - of_one * work.length1, of_three - of_two * work.length2, i - of_three * work.length3
 
 
 @jit.inline
 def _after(work: Any, place: Any) -> Any:
     """Return the indices of the next element."""
-    i, j, k, m = place
+    i0, i1, i2, i3 = place
     one, zero = np.uintp(1), np.uintp(0)
-    m += one
-    if m == work.length3:
-        m = zero
-        k += one
-        if k == work.length2:
-            k = zero
-            j += one
-            if j == work.length1:
-                j = zero
-                i += one
-    return i, j, k, m
+    i3 += one
+    if i3 == work.length3:
+        i3 = zero
+        i2 += one
+        if i2 == work.length2:
+            i2 = zero
+            i1 += one
+            if i1 == work.length1:
+                i1 = zero
+                i0 += one
+    return i0, i1, i2, i3

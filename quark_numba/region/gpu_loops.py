@@ -35,8 +35,7 @@ def work_of(program: Program) -> Any:
 
     `set_work` sets the fields after the addresses, in the order of this dtype."""
     has_blocks = program.block_steps != []
-    streams = [k for k, x in enumerate(program.inputs) if not x.is_scalar]
-    steps = [f"step{k}_{d}" for k in [*streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
+    steps = [f"step{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
     addresses = [f"x{k}" for k in range(len(program.inputs))]
     lengths = [f"length{d}" for d in range(GPU_LOOPS)]
     return work_dtype(["y", *addresses], [*lengths, *["rows"] * has_blocks, *steps, "full", "is_aligned"])

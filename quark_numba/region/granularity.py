@@ -17,7 +17,7 @@ FAULTS = {
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
     CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
-    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a GPU's kernel has loops",
+    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a kernel for GPUs has loops",
 }
 
 # Faults numbered below this one concern the shape of an input; the others concern that of y.
@@ -46,9 +46,9 @@ def split_channels(operands: Operands, lanes: int) -> int:
     """Replace each shape (N, C, H, W) by the five dimensions (N, C / lanes, H, W, lanes), in which the elements of a blocked
     tensor are stored, or by (N, 1, H, W, 1) for one channel. Return the number of the first input whose C is neither 1 nor a
     multiple of `lanes`, or -1."""
-    shapes, ranks, _, _, stride = operands
+    shapes, ranks, axes, _, stride = operands
     for k in range(len(ranks)):
-        if operands.axes[k] != OPERAND or ranks[k] != 4:
+        if axes[k] != OPERAND or ranks[k] != 4:
             continue
         end = (k + 1) * stride
         channels = shapes[end - 3]
@@ -107,8 +107,8 @@ def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int,
 
 def set_layout(work: Any, shape: Any, size: int, axis: int, is_blocked: bool, channels: int) -> int:
     """Set the fields of a record ``kernels.WORK`` that tell how y lies in memory, from `size` to `last_block`, and return the
-    fault. `shape` and `size` are those of y, `channels` its channels without padding, or 0 if it has no padding. If the program
-    rounds blocks, the record has the `block` already, and `axis` is that of the blocks."""
+    fault. `shape` and `size` are those of y. `channels` are its channels without padding, or 0 if it has no padding. If the
+    program rounds to block formats, the record has the `block` already, and `axis` is that of the blocks."""
     work.size, work.outer, work.length, work.inner, work.lanes, work.own_lanes = size, 1, 0, 0, 0, 0
     if is_blocked and len(shape) == 5:
         groups, work.lanes, work.inner = shape[1], shape[4], shape[2] * shape[3]
@@ -150,8 +150,8 @@ def merge_dimensions(operands: Operands, axis: int, shape: Any, lengths: Any, ma
         end = rank - d
         mask = (axis == -end) << count
         for k in range(count):
-            is_operands = axes[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * stride - end] != 1
-            mask |= (is_operands or axes[k] == -end) << k
+            has_dimension = axes[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * stride - end] != 1
+            mask |= (has_dimension or axes[k] == -end) << k
         if dimensions and masks[dimensions - 1] == mask:
             lengths[dimensions - 1] *= shape[d]
         else:

@@ -30,7 +30,7 @@ CHUNK = 1 << 14
 #   tile is divided; `block_steps`, the number of these steps, and `functions`, the address of their functions, two for each;
 #   `buffers_size`, the bytes of the program's buffers;
 # - `size`, the number of elements of y in memory;
-# - `outer`, `length` and `inner`: y as an array of this shape, in which blocks lie along the second axis;
+# - `outer`, `length` and `inner`, if the program rounds to block formats: y has this shape, with blocks along the second axis;
 # - `lanes`, 0 or the channels of a block of the blocked layout. In memory such a y has the shape (outer, length / lanes, inner,
 #   lanes). A y in ONNX's layout whose blocks are consecutive in memory is described in the same way, see
 #   ``granularity.as_channels``;

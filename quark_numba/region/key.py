@@ -137,6 +137,11 @@ class Program(NamedTuple):
         return tuple(axes[number] for number in range(len(self.inputs)))
 
     @property
+    def streams(self) -> list[int]:
+        """The numbers of the inputs that have more than one element."""
+        return [number for number, x in enumerate(self.inputs) if not x.is_scalar]
+
+    @property
     def block_numbers(self) -> list[int]:
         """The numbers of the steps of BLOCK_ROUND_TRIPS. All of them have the same block size and axis."""
         return [number for number, step in enumerate(self.steps) if step.operator in BLOCK_ROUND_TRIPS]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from ..block.tiles import closed_function, is_quick
+from ..block.tiles import closed_function, has_ordinary_functions
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
 
 # The ways to compute an element of a step: by its function; by a reciprocal, for some round trips; by the anchor of its block;
@@ -94,7 +94,7 @@ def has_ordinary_parts(program: Program) -> bool:
     blocks, and with sub-blocks of at most one size."""
     formats = program.blocks
     sizes = {blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block}
-    return bool(formats) and all(map(is_quick, formats)) and len(sizes) <= 1
+    return bool(formats) and all(map(has_ordinary_functions, formats)) and len(sizes) <= 1
 
 
 def ordinary_parts(program: Program) -> tuple[list[Part], int]:
@@ -120,8 +120,8 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
 
 
 def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, int]) -> list[Loop]:
-    """Return the loops that run a program on ordinary blocks, if these of its steps are converted: the first one begins at step
-    0, the others at one of these steps each. `buffers` are the buffers of values, of which the loops may need fewer."""
+    """Return the loops that run a program on ordinary blocks. The first loop begins at step 0, each other one with one of the
+    steps `converted`. `buffers` are the buffers of values, of which the loops may need fewer."""
     pieces = _cut(program, converted)
     arrays = _arrays(program, {value: buffers[value] for value in _lifetimes(program, pieces, converted)})
     return [_loop(program, steps, arrays, converted) for steps in pieces]

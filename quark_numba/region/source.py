@@ -29,7 +29,7 @@ For example, that of the absolute value of a round trip of x0 + x1, where x1 has
                     y[i] = v2
 
 x0 is the array of input 0, or the input itself if it has one element; e0 is an element of x0. f0 is the function of step 0, and
-v0 its result for an element. Numbers at the end of other names are those of inputs and steps, too.
+v0 its result for an element. Other names end with the number of an input or a step, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import numpy as np
 
 from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
-from ..block.tiles import closed_function, quick_names
+from ..block.tiles import closed_function, ordinary_names
 from ..compiling.records import words
 from ..compiling.text import branch, indented
 from ..fake_quantization.arithmetic import preparer
@@ -142,7 +142,7 @@ class ElementWriter:
 
 class BlockWriter:
     """The writer of the loops over a tile of ordinary blocks. `buffer_count` is the number of their buffers, and `size` the
-    number of words that the buffers and the arrays behind them take. For example, the loop between two steps that round to
+    number of words that the buffers and the arrays after them take. For example, the loop between two steps that round to
     blocks of 4 without sub-blocks, and the call of `block.tiles.prepare`, which checks the magnitudes:
 
         for group in range(groups):
@@ -180,7 +180,7 @@ class BlockWriter:
         the tile before these lines. Add the names in the lines to those of `elements`."""
         elements.names["MAGNITUDE"] = MAGNITUDE
         for number, kind in self.formats.items():
-            names = quick_names(*kind) | {"is_closed": closed_function(*kind)}
+            names = ordinary_names(*kind) | {"is_closed": closed_function(*kind)}
             elements.names |= {f"{name}{number}": value for name, value in names.items()}
         lines = [f"groups, columns = unsigned(tile.rows // {self.group_size}), unsigned(tile.filled_columns)"]
         lines += ["filled_rows, has_extreme_blocks = unsigned(tile.filled_rows), np.int64(0)"]
@@ -198,7 +198,7 @@ class BlockWriter:
         return blocks.sub_block < blocks.block
 
     def _loop(self, loop: Loop, elements: ElementWriter) -> list[str]:
-        """Return the lines of a loop, and of the check of the magnitudes that it finds, if it does."""
+        """Return the lines of a loop, and those that check the largest magnitudes, if the loop finds them."""
         body = GroupBody(self, elements)
         for row in range(self.group_size):
             for do in loop:
@@ -288,16 +288,17 @@ class Writer:
         ordinary = self.ordinary.source(elements) if self.ordinary else []
         parts = [part if isinstance(part, Conversion) else self._with_reciprocal(part, elements) for part in self.parts]
         lines = _lines_of(parts, lambda part: self._lines(part, elements))
-        begin, inputs, buffers = [], "inputs", f"stack({self.buffers_size // 8})"
+        begin, parameter, inputs, buffers = [], "inputs", "inputs", f"stack({self.buffers_size // 8})"
         if self.program.block_steps:  # the tiles are larger, and the caller allocates the buffers
-            begin, inputs, buffers = ["tile = record_at(inputs, TILE_WORK)"], "tile.inputs", "tile.buffers"
-            begin.append(f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)")
+            parameter, inputs, buffers = "tile_address", "tile.inputs", "tile.buffers"
+            functions = f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)"
+            begin = ["tile = record_at(tile_address, TILE_WORK)", functions]
             tiles = ["start, m = np.int64(0), n", *arrays, *ordinary, *lines]
         else:
             tiles = ["for start in range(0, n, TILE):", *indented(["m = min(TILE, n - start)", *arrays, *lines])]
         begin += [f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)", *scalars, *elements.once]
         begin.append(f"buffers = {buffers}")
-        return "\n".join(["def run_program(inputs, y_address, n):", *indented(begin + tiles)]) + "\n", elements.names
+        return "\n".join([f"def run_program({parameter}, y_address, n):", *indented(begin + tiles)]) + "\n", elements.names
 
     def _arrays(self) -> tuple[list[str], list[str]]:
         """Return the lines that make the arrays of a tile, and those that read the inputs of one element, before all loops."""

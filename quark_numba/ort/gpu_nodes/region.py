@@ -39,7 +39,7 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    """OrtCustomOp::KernelComputeV2: start the node's kernel. Return an OrtStatus."""
     state = record_at(state_address, region.STATE)
     has_many, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)

@@ -71,7 +71,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     inputs, steps, blocks = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
-        "streams": sum(not x.is_scalar for x in inputs),
+        "streams": len(program.streams),
         "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
         "scalars": tuple(x.is_scalar for x in inputs),
         "itemsizes": tuple(
