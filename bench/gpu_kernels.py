@@ -43,6 +43,8 @@ from quark_numba.linear.granularity import loop_shape
 from quark_numba.linear.plans import Plan
 from quark_numba.linear.versions import OWN_DOMAIN
 from quark_numba.region import device as region_device
+from quark_numba.region.gpu_loops import OF_BLOCKS
+from quark_numba.region.granularity import GPU_LOOPS
 from quark_numba.region.key import parse
 
 NO_GPU = 2  # the exit status
@@ -315,7 +317,7 @@ def region_launch(program: Any, shapes: list[Any], count: int, turn: int) -> Lau
     size, fields = units, region_fields(program, [np.empty(x_shape, np.float32), *others])
     for k, (row, other) in enumerate(zip(program.inputs[1:], others, strict=True), 1):
         fields[f"x{k}"] = packing.pack(other) if row.element_type.is_packed else other
-    units = int(np.prod([fields[f"length{d}"] for d in range(region_device.DIMENSIONS)]))
+    units = int(np.prod([fields[f"length{d}"] for d in range(GPU_LOOPS)]))
     return Launch(size, units, fields, {"y": 4 * size}, expected)
 
 
@@ -337,14 +339,14 @@ def run_region(program: Any, inputs: list[np.ndarray]) -> np.ndarray:
 
 def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
     """Return the fields of a record, from numpy's steps, for a y of the shape of the first input."""
-    y, dimensions = inputs[0], region_device.DIMENSIONS
+    y, dimensions = inputs[0], GPU_LOOPS
     shape = (1,) * (dimensions - y.ndim) + y.shape
     order, lengths, strided = [*range(dimensions)], [*shape], {}
     fields: dict[str, Any] = {"full": 0}
     if program.block_steps:
         axis = dimensions + program.block_steps[0].axis
         order.remove(axis)
-        order.insert(region_device.AXIS, axis)
+        order.insert(OF_BLOCKS, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):

@@ -60,7 +60,7 @@ def converters(key: Key) -> dict[int, Any]:
     return {mode: converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
 
 
-class QuickFunctions(NamedTuple):
+class OrdinaryFunctions(NamedTuple):
     """The functions for ordinary blocks of a key: see ``tiles``."""
 
     magnitude_of: Any
@@ -70,17 +70,17 @@ class QuickFunctions(NamedTuple):
 
 
 @functools.cache
-def quick_functions(key: Key) -> QuickFunctions:
-    return QuickFunctions(_magnitude_of(key), _is_ordinary, _least_of, _anchor_of(key))
+def ordinary_functions(key: Key) -> OrdinaryFunctions:
+    return OrdinaryFunctions(_magnitude_of(key), _is_ordinary, _least_of, _anchor_of(key))
 
 
 @functools.cache
-def quick_converters(key: Key) -> dict[int, Any]:
+def ordinary_converters(key: Key) -> dict[int, Any]:
     """Return the converters for ordinary blocks by rounding mode: (x as stored, anchor, the result of `kernels.bounds_of`) -> y
     as stored. There is no converter for HALF_UPWARD."""
     if key.element:
-        return {HALF_TO_EVEN: _quick_converter(key, *_element_grid(key.element))}
-    return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
+        return {HALF_TO_EVEN: _ordinary_converter(key, *_element_grid(key.element))}
+    return {mode: _ordinary_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
 
 
 @functools.cache
@@ -282,7 +282,7 @@ def _anchor_of(key: Key) -> Any:
     return inline(anchor_of)
 
 
-def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
+def _ordinary_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
     """Return the function: (x as stored, anchor, the result of `kernels.bounds_of`) -> y as stored, for the elements of an
     ordinary block, which are finite."""
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)

@@ -27,9 +27,9 @@ from .key import Key
 def prepare_function(key: Key, blocks: Blocks) -> Any:
     """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if the
     format has no quick functions."""
-    if not is_quick(blocks):
+    if not has_ordinary_functions(blocks):
         return None
-    functions, max_shift = arithmetic.quick_functions(key), np.uint32(_max_shift(blocks))
+    functions, max_shift = arithmetic.ordinary_functions(key), np.uint32(_max_shift(blocks))
     is_ordinary, least_of = functions.is_ordinary, functions.least_of
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
@@ -51,14 +51,14 @@ def _max_shift(blocks: Blocks) -> int:
     return blocks.max_shift if blocks.sub_block < blocks.block else 0
 
 
-def quick_names(key: Key, blocks: Blocks) -> dict[str, Any]:
+def ordinary_names(key: Key, blocks: Blocks) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
-    f32, functions = np.float32, arithmetic.quick_functions(key)
+    f32, functions = np.float32, arithmetic.ordinary_functions(key)
     return {
         "magnitude_of": functions.magnitude_of,
         "anchor_of": functions.anchor_of,
         "drop": np.int32(blocks.drop),
-        "convert": arithmetic.quick_converters(key)[blocks.rounding_mode],
+        "convert": arithmetic.ordinary_converters(key)[blocks.rounding_mode],
         "bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0)),
     }
 
@@ -73,9 +73,9 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     of the block, and has to be a value of the format in such a block."""
     most = key.element.highest if key.element else blocks.highest
     bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
-    if not is_quick(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
+    if not has_ordinary_functions(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
-    functions, names = arithmetic.quick_functions(key), quick_names(key, blocks)
+    functions, names = arithmetic.ordinary_functions(key), ordinary_names(key, blocks)
     ordinary, least_of_block = functions.is_ordinary, functions.least_of
     magnitude_of, anchor_of, convert = names["magnitude_of"], names["anchor_of"], names["convert"]
     drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(blocks.max_shift)
@@ -88,7 +88,7 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     return jit.inline(is_closed)
 
 
-def is_quick(blocks: Blocks) -> bool:
+def has_ordinary_functions(blocks: Blocks) -> bool:
     """Return whether the quick functions of ``arithmetic`` support the format."""
     is_symmetric = blocks.lowest == -blocks.highest
     return is_symmetric and blocks.max_shift <= arithmetic.MAX_SHIFT and blocks.rounding_mode != HALF_UPWARD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.typing.npydecl import parse_dtype
@@ -12,6 +13,11 @@ from numba.extending import intrinsic
 from .intrinsics import LINE
 
 _WORD = ir.IntType(64)
+
+
+def words(*names: str) -> Any:
+    """Return the dtype of a record whose fields are int64, with these names."""
+    return np.dtype([(name, np.int64) for name in names])
 
 
 @intrinsic

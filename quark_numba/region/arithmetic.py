@@ -1,6 +1,6 @@
 """The arithmetic of one element: a scalar function of float32 values for each step.
 
-The results have the bits of ONNX Runtime's CPU provider, and so do NaNs, with one exception: if both operands are NaN, either
+The results have the bits of ONNX Runtime's CPU provider, NaNs included, with one exception: if both operands are NaN, either
 one may be the result.
 """
 
@@ -41,7 +41,7 @@ def _hard_sigmoid(alpha: float, beta: float) -> Any:
 
 _gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)  # of HardSwish
 
-# The functions of operators without attributes, but for Clip.
+# The functions of operators without attributes, except Clip.
 _PLAIN: dict[str, Callable[..., Any]] = {
     "Abs": lambda x: abs(x),
     "Add": lambda a, b: _f32(a + b),
@@ -62,7 +62,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Sub": lambda a, b: _f32(a - b),
 }
 
-# The others: (attributes of a step) -> the function of the step. They are not cached: 0 and -0 would be the same key.
+# For operators with attributes: (attributes of a step) -> the function of the step. They are not cached: 0 and -0 would be the
+# same key.
 _WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
     "HardSigmoid": _hard_sigmoid,
     "LeakyRelu": lambda alpha: inline(lambda x: x if x >= _f32(0) else _f32(_f32(alpha) * x)),
@@ -71,15 +72,14 @@ _WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
 
 
 def function(step: Step, inputs: tuple[Input, ...]) -> Any:
-    """Return the function of a step that is not one of blocks: (operands that are present) -> value. That of fake quantization
-    takes x and what a `preparer` makes of the parameters."""
+    """Return the function of a step that does not round blocks: (operands that are present) -> value. The function of fake
+    quantization takes x and the result of a `preparer` for the parameters."""
     if step.operator == ROUND_TRIP:
         return converter(round_trip_key(step, inputs))
     if step.operator == FAKE_QUANTIZE:
         return fake_converter(step.fake_key)
     if step.operator == CAST:
-        assert step.operands[0] is not None
-        return decoder(inputs[step.operands[0]].element_type)
+        return decoder(inputs[step.present[0]].element_type)
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
     if step.operator in _PLAIN:
@@ -106,9 +106,10 @@ def _clip(has_lowest: bool, has_highest: bool) -> Any:
 
 
 @functools.cache
-def fast_round_trip(key: Key) -> tuple[Any, Any]:
-    """Return a faster round trip than that of ``linear``: the function (x, reciprocal, scale, zero point) -> y, or None if
-    there is none; and the function (scale, zero point) -> whether the round trip can be used with them."""
+def reciprocal_round_trip(key: Key) -> tuple[Any, Any]:
+    """Return (a function, its condition) for a round trip by the reciprocal of the scale, which is faster than that of
+    ``linear``: (x, reciprocal, scale, zero point) -> y, or None if there is no such function; and (scale, zero point) ->
+    whether the function can be used with them."""
     if key.quantized.name in _FLOAT8 and key.saturate:
         return _float8_round_trip(key)
     if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
@@ -121,10 +122,10 @@ def fast_round_trip(key: Key) -> tuple[Any, Any]:
     def round_trip(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
         return round_to_nearest(fma(_clip_above(_clip_below(x, lowest), highest), reciprocal, _f32(0)))
 
-    def is_one(scale: Any, zero_point: Any) -> Any:
+    def has_unit_scale(scale: Any, zero_point: Any) -> Any:
         return scale == _f32(1) and zero_point == _f32(0) and not np.signbit(zero_point)
 
-    return inline(round_trip), inline(is_one)
+    return inline(round_trip), inline(has_unit_scale)
 
 
 # Float types of 8 bits with NaN and -0.
@@ -132,8 +133,9 @@ _FLOAT8 = ("float8e4m3fn", "float8e5m2")
 
 
 def _float8_round_trip(key: Key) -> tuple[Any, Any]:
-    """`fast_round_trip` for these types, without making a code. Saturating before rounding gives the same, as a value that
-    rounds beyond the largest one is larger than that. NaN becomes what the code of NaN is dequantized to, with its sign."""
+    """Return `reciprocal_round_trip` for the types of _FLOAT8. It makes no codes, and takes the scale instead of its
+    reciprocal. It may saturate before rounding: a value that rounds beyond the largest one is larger than that. A NaN becomes
+    the value of the code of NaN, with its sign."""
     round_to_nearest, highest = nearest(key.quantized), _f32(key.quantized.highest)
     decode, nan = decoder(key.quantized), key.quantized.storage.type(key.quantized.nan)
 
@@ -147,10 +149,8 @@ def _float8_round_trip(key: Key) -> tuple[Any, Any]:
 
 def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
     """Return the linear family's key for a step that is a round trip."""
-    zero_point = step.operands[2]
-    assert zero_point is not None
-    saturate = dict(step.attributes)["saturate"] != 0
-    return select("quantize_dequantize", FLOAT32, FLOAT32, inputs[zero_point].element_type, FLOAT32, saturate=saturate)
+    quantized, saturate = inputs[step.present[2]].element_type, dict(step.attributes)["saturate"] != 0
+    return select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=saturate)
 
 
 def input_dtypes(program: Program) -> list[Any]:
@@ -159,9 +159,7 @@ def input_dtypes(program: Program) -> list[Any]:
     dtypes: list[Any] = [np.float32] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:
-            assert step.operands[0] is not None
-            dtypes[step.operands[0]] = program.inputs[step.operands[0]].element_type.storage
+            dtypes[step.present[0]] = program.inputs[step.present[0]].element_type.storage
         if step.operator == ROUND_TRIP:
-            assert step.operands[2] is not None
-            dtypes[step.operands[2]] = round_trip_key(step, program.inputs).zero_point_dtype
+            dtypes[step.present[2]] = round_trip_key(step, program.inputs).zero_point_dtype
     return dtypes

@@ -15,7 +15,7 @@ from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
-# The numbers of channels that a block of the blocked layout may have. The size of a tile is a multiple of all of them.
+# The numbers of channels that a block of the blocked layout can have. The size of a tile is a multiple of each.
 BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
 
 _f32 = np.float32
@@ -66,8 +66,8 @@ CHANNELS = -3
 
 
 def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
-    """Return the result of a program for these arrays. Raises ValueError if the text is not a program, or if it has another
-    number of inputs."""
+    """Return the result of a program for these arrays. Raise ValueError if the text is not a program, if it has another number
+    of inputs, or if the arrays do not fit the layout."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, block_size, channels)
@@ -88,8 +88,8 @@ def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channel
 
 
 def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None) -> NDArray[np.float32]:
-    """Return the result of a program. `channels` is that of the node in the blocked layout, whose tensors have five dimensions
-    here; None: they are in ONNX's layout."""
+    """Return the result of a program. `channels` is the node's attribute in the blocked layout, whose tensors have five
+    dimensions here, or None in ONNX's layout."""
     values: list[Any] = list(inputs)
     shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, program.axes, strict=True) if axis is None))
     with np.errstate(all="ignore"):
@@ -99,14 +99,14 @@ def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None)
             if step.operator in BLOCK_ROUND_TRIPS:
                 operands = [np.broadcast_to(operands[0], shape)]
                 if channels is not None and len(shape) == 5:
-                    call = functools.partial(_of_channels, call, channels)
+                    call = functools.partial(_call_on_channels, call, channels)
             values.append(call(*operands))
     return np.asarray(values[-1], np.float32)
 
 
-def _of_channels(call: Callable[..., Any], channels: int, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the result of a call on a tensor in ONNX's layout for one in the blocked layout, without the channels that this
-    adds, if any."""
+def _call_on_channels(call: Callable[..., Any], channels: int, x: NDArray[Any]) -> NDArray[Any]:
+    """Return the result of a call for a tensor in the blocked layout. `call` gets it in ONNX's layout, without the channels
+    that the blocked layout adds."""
     n, blocks, h, w, lanes = x.shape
     by_channels = x.transpose(0, 1, 4, 2, 3).reshape(n, blocks * lanes, h, w)
     y = np.zeros_like(by_channels)
@@ -116,13 +116,13 @@ def _of_channels(call: Callable[..., Any], channels: int, x: NDArray[Any]) -> ND
 
 
 def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> list[int | None] | None:
-    """Return the shape of a blocked tensor with its own dimension for the channels of a block, as `granularity.split_channels`
-    does; None unless the tensor has four dimensions. Raises ValueError if the channels do not fill whole blocks."""
+    """Return the shape of a blocked tensor with a dimension for the channels of a block, as `granularity.split_channels` does,
+    or None unless the tensor has four dimensions. Raise ValueError if the channels do not fill whole blocks."""
     if len(shape) != 4:
         return None
     n, channels, h, w = shape
     if channels is None or channels == 1:
-        return [n, channels, h, w, None if channels is None else 1]
+        return [n, channels, h, w, channels]
     if channels % block_size:
         raise ValueError(f"input {number} has shape {list(shape)}; expected one channel, or a multiple of {block_size}")
     return [n, channels // block_size, h, w, block_size]

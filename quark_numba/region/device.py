@@ -10,43 +10,19 @@ import numpy as np
 
 from ..block.device import round_trip
 from ..compiling import jit
-from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
+from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store
 from ..compiling.intrinsics import record_at
 from ..compiling.text import branch, function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
-from .gpu_loops import OF_BLOCKS as AXIS
-from .granularity import GPU_LOOPS as DIMENSIONS
+from .gpu_loops import OF_BLOCKS, work_of
+from .granularity import GPU_LOOPS
 from .key import BLOCK_ROUND_TRIPS, Program
 from .loops import Apply
 from .source import ElementWriter
 
-# The elements of a vector of float32. A thread computes as many elements of y, or a block.
+# The elements of a vector of float32. A thread computes so many elements of y, or a block.
 COUNT = VECTOR // 4
-
-
-def work_of(program: Program) -> Any:
-    """Return the dtype of the record of a launch. The units are y's elements, or its blocks.
-
-    It has the addresses `y`, and `x0`, `x1` and so on of the inputs, which have the tensors' element types. `length0` to
-    `length3` are the dimensions of y, with neighbours joined or dimensions of 1 in front. For input k with more than one
-    element, `step{k}_{d}` is how many of its elements are from one index along dimension d to the next; 0: it lacks the
-    dimension. Bit k of `full` is set if its elements lie as y's do. `is_aligned`: y and these inputs are at multiples of
-    VECTOR.
-
-    With steps of blocks, `length2` is the number of blocks along their axis, and `rows` the number of elements. The other
-    dimensions may have any order; threads that are neighbours have neighbours of dimension 3. There are steps of y, too:
-    `step_y_{d}`."""
-    of_blocks = program.block_steps != []
-    strided = [*_streams(program), *["_y"] * of_blocks]
-    steps = [f"step{k}_{d}" for k in strided for d in range(DIMENSIONS)]
-    addresses = [f"x{k}" for k in range(len(program.inputs))]
-    lengths = [f"length{d}" for d in range(DIMENSIONS)]
-    return work_dtype(["y", *addresses], [*lengths, *["rows"] * of_blocks, *steps, "full", "is_aligned"])
-
-
-def _streams(program: Program) -> list[int]:
-    return [k for k, x in enumerate(program.inputs) if not x.is_scalar]
 
 
 @functools.cache
@@ -63,7 +39,7 @@ def kernel(program: Program) -> DeviceKernel:
     count, units = block or COUNT, 1 if block else COUNT
     names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
     names |= {"place_of": _place_of, "after": _after}
-    lines = (_elements_of if block else _elements)(program, count)
+    lines = (_elements_of_block if block else _elements)(program, count)
     once = []
     for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(program))):
         element_type = program.inputs[k].element_type
@@ -71,46 +47,42 @@ def kernel(program: Program) -> DeviceKernel:
         if program.inputs[k].is_scalar:
             once.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
             continue
-        each = _reads_of(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
+        reads = _reads_of_block(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
         if element_type.storage == dtype and count % COUNT == 0:
             vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
-            whole = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
-            whole.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
-            each = branch(f"is_vector and work.full & unsigned({1 << k})", whole, each)
-        lines += each
+            loads = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
+            loads.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
+            reads = branch(f"is_vector and work.full & unsigned({1 << k})", loads, reads)
+        lines += reads
     y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
     lines += [*_steps(program, elements, count), "y = array_at(work.y, work.units, np.float32)"]
     if count % COUNT == 0:
         stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
         lines += ["if is_vector:", *indented([*stores, "return 0"])]
-    each = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
-    lines += [f"if rows == unsigned({count}):", *indented([*each, "return 0"])]
+    writes = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
+    lines += [f"if rows == unsigned({count}):", *indented([*writes, "return 0"])]
     for j in range(count - 1):
-        lines += [f"if rows > unsigned({j}):", f"    {each[j]}"]
-    begin = [
-        "work = record_at(work_address, WORK)",
-        f"first = unsigned(block * THREADS + thread) * unsigned({units})",
-        "if first >= work.units:",
-        "    return 0",
-    ]
+        lines += [f"if rows > unsigned({j}):", f"    {writes[j]}"]
+    begin = ["work = record_at(work_address, WORK)", f"first = unsigned(block * THREADS + thread) * unsigned({units})"]
+    begin += ["if first >= work.units:", "    return 0"]
     text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *elements.once, *lines, "return 0"]), ""]
     run_region = function_of("\n".join(text), __name__, __file__, names | elements.names)
     return DeviceKernel(__name__, run_region, program.name, work, units)
 
 
 def _elements(program: Program, count: int) -> list[str]:
-    """Return the lines that compute which elements a thread has: `rows`, how many; `start`, the index in y of the first one;
-    `along`, how far they are apart; whether those that lie as y's do may be read and written in vectors; and the places of
-    elements in the loop. If there are fewer, the last one is repeated."""
+    """Return the lines that compute which elements a thread has: `rows`, their number; `start`, the index in y of the first
+    one; `along`, how far they are apart; `is_vector`, whether y, and inputs that are laid out as y, may be accessed in vectors;
+    and the places of the elements in the loops. If there are fewer elements than places, the last one is repeated."""
     places = ["place0 = place_of(work, first)"]
     for j in range(1, count):
         places.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
     streams = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
     if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in streams):
         # Divisions take longer than all that a thread does with four elements that are read as a vector.
-        every = sum(1 << k for k in _streams(program))
-        none = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * DIMENSIONS)}"
-        places = [none, f"if not is_vector or work.full != unsigned({every}):", *indented(places)]
+        all_streams = sum(1 << k for k in program.streams)
+        no_places = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * GPU_LOOPS)}"
+        places = [no_places, f"if not is_vector or work.full != unsigned({all_streams}):", *indented(places)]
     return [
         f"start, rows, along = first, min(unsigned({count}), work.units - first), unsigned(1)",
         f"is_vector = work.is_aligned and rows == unsigned({count})",
@@ -118,15 +90,16 @@ def _elements(program: Program, count: int) -> list[str]:
     ]
 
 
-def _elements_of(program: Program, block: int) -> list[str]:
-    """`_elements` for a thread that has a block. i{k} is the index of its first element in input k."""
+def _elements_of_block(program: Program, block: int) -> list[str]:
+    """Return `_elements` for a thread that has a block. i{k} is the index of its first element in input k."""
     return [
         "p0, p1, p2, p3 = place_of(work, first)",
         f"place = p0, p1, p2 * unsigned({block}), p3",
-        f"start, rows, along = {_index('_y', 'place')}, min(unsigned({block}), work.rows - place[{AXIS}]), work.step_y_{AXIS}",
+        f"start, along = {_index('_y', 'place')}, work.step_y_{OF_BLOCKS}",
+        f"rows = min(unsigned({block}), work.rows - place[{OF_BLOCKS}])",
         f"is_vector = along == unsigned(1) and work.is_aligned and start % unsigned({COUNT}) == unsigned(0)",
         f"is_vector = is_vector and rows == unsigned({block})",
-        *(f"i{k} = {_index(k, 'place')}" for k in _streams(program)),
+        *(f"i{k} = {_index(k, 'place')}" for k in program.streams),
     ]
 
 
@@ -135,29 +108,29 @@ def _reads(k: int, indices: list[str]) -> list[str]:
     return [f"e{k}_{j} = read{k}(work.x{k}, {index})" for j, index in enumerate(indices)]
 
 
-def _reads_of(k: int, block: int) -> list[str]:
+def _reads_of_block(k: int, block: int) -> list[str]:
     """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
-    whole = [f"i{k} + unsigned({j}) * work.step{k}_{AXIS}" for j in range(block)]
-    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{AXIS}" for j in range(block)]
+    whole = [f"i{k} + unsigned({j}) * work.step{k}_{OF_BLOCKS}" for j in range(block)]
+    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{OF_BLOCKS}" for j in range(block)]
     return branch(f"rows == unsigned({block})", _reads(k, whole), _reads(k, short))
 
 
 def _index(k: int | str, place: str) -> str:
-    """Return the source of the index of the element of input k, or of y, at a place of the loop."""
-    return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(DIMENSIONS))
+    """Return the source of the index of the element of input k, or of y, at a place of the loops."""
+    return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(GPU_LOOPS))
 
 
 def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
-    """Return the lines that compute all steps for the elements of a thread. Functions of steps of blocks are added to the names
-    of `elements`. Steps between those are computed element by element."""
+    """Return the lines that compute all steps for the elements of a thread. Functions that round blocks are added to the names
+    of `elements`. The steps between those are computed element by element."""
     lines = []
-    is_of_blocks = [step.operator in BLOCK_ROUND_TRIPS for step in program.steps]
-    for of_blocks, numbers in itertools.groupby(range(len(program.steps)), is_of_blocks.__getitem__):
-        together = [*numbers]
+    rounds_blocks = [step.operator in BLOCK_ROUND_TRIPS for step in program.steps]
+    for of_blocks, group in itertools.groupby(range(len(program.steps)), rounds_blocks.__getitem__):
+        numbers = [*group]
         if not of_blocks:
-            lines += [elements.line(Apply(number), j) for j in range(count) for number in together]
+            lines += [elements.line(Apply(number), j) for j in range(count) for number in numbers]
             continue
-        for number in together:
+        for number in numbers:
             elements.names[f"round{number}"] = round_trip(*program.steps[number].block_format)
             x = [name for j in range(count) for name in elements.operands(number, j)]
             y = [elements.name(len(program.inputs) + number, j) for j in range(count)]
@@ -169,26 +142,26 @@ def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
 
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
-    """Return the indices of an element of y, or of a block, along the dimensions of the loop."""
-    third = i // work.length3
-    second = third // work.length2
-    first = second // work.length1
-    return first, second - first * work.length1, third - second * work.length2, i - third * work.length3
+    """Return the indices of element i of y, or of block i, in the loops."""
+    of_three = i // work.length3  # the number of the element in the outer three loops
+    of_two = of_three // work.length2
+    of_one = of_two // work.length1
+    return of_one, of_two - of_one * work.length1, of_three - of_two * work.length2, i - of_three * work.length3
 
 
 @jit.inline
 def _after(work: Any, place: Any) -> Any:
     """Return the indices of the next element."""
-    i, j, k, m = place
+    i0, i1, i2, i3 = place
     one, zero = np.uintp(1), np.uintp(0)
-    m += one
-    if m == work.length3:
-        m = zero
-        k += one
-        if k == work.length2:
-            k = zero
-            j += one
-            if j == work.length1:
-                j = zero
-                i += one
-    return i, j, k, m
+    i3 += one
+    if i3 == work.length3:
+        i3 = zero
+        i2 += one
+        if i2 == work.length2:
+            i2 = zero
+            i1 += one
+            if i1 == work.length1:
+                i1 = zero
+                i0 += one
+    return i0, i1, i2, i3

@@ -1,7 +1,7 @@
-"""The shape of y and the loop, from the shapes of the inputs. The loop tells which element of each input goes with an element
-of y.
+"""The shape of y, how y lies in memory, and the loop over its elements, from the shapes of the inputs. The loop tells which
+element of each input goes with an element of y.
 
-The functions are compiled into the nodes of sessions: shapes are arrays, and a fault is returned as a number.
+The functions are compiled into the nodes of sessions. So shapes are arrays, and a fault is returned as a number.
 """
 
 from __future__ import annotations
@@ -13,45 +13,46 @@ from ..block.granularity import block_shape
 NO_FAULT, NOT_ONE, NOT_ALIKE, NOT_BLOCKED, AXIS, CHANNELS, MANY_LOOPS = range(7)
 FAULTS = {
     NOT_ONE: "input {input} has shape {x_shape}; expected one element",
-    NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
+    NOT_ALIKE: "input {input} has shape {x_shape}, which cannot be broadcast with the other inputs",
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
     CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
-    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a GPU's kernel has loops",
+    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a kernel for GPUs has loops",
 }
 
-# The first fault of y's shape: those before it are of an input's.
+# Faults numbered below this one concern the shape of an input; the others concern that of y.
 FIRST_OF_Y = AXIS
 
-# The loops of a kernel on a GPU, one in another.
+# The nested loops of a kernel on a GPU.
 GPU_LOOPS = 4
 
-# The number that stands for None of `Program.axes`.
+# The axis of an input that broadcasts, for which `Program.axes` has None.
 OPERAND = 1
 
 
 class Operands(NamedTuple):
-    """The inputs of a node, as arrays with an element for each."""
+    """The inputs of a node, as arrays with an element for each input, except for `shapes`."""
 
-    # The same number of places for each, whose shape is at the end of them. Two dimensions compile a second longer.
+    # One array for all inputs: `shape_stride` elements for each, of which the last ones are the dimensions. An array of two
+    # dimensions takes a second longer to compile.
     shapes: Any
     ranks: Any
-    axes: Any  # OPERAND, or the axis below 0 along which it has scales or zero points; 0 for one of these
-    scalars: Any  # whether it has to have one element
-    room: int  # the places for a shape
+    axes: Any  # OPERAND, or as in `Program.axes`: the axis below 0 of several scales or zero points, 0 for one of them
+    scalars: Any  # whether the program expects one element
+    shape_stride: int
 
 
-def split_channels(operands: Operands, block: int) -> int:
-    """Replace each shape (N, C, H, W) by the five dimensions (N, C / block, H, W, block), in which the elements of a blocked
+def split_channels(operands: Operands, lanes: int) -> int:
+    """Replace each shape (N, C, H, W) by the five dimensions (N, C / lanes, H, W, lanes), in which the elements of a blocked
     tensor are stored, or by (N, 1, H, W, 1) for one channel. Return the number of the first input whose C is neither 1 nor a
-    multiple of the block; -1: there is none."""
-    shapes, ranks, _, _, room = operands
+    multiple of `lanes`, or -1."""
+    shapes, ranks, axes, _, stride = operands
     for k in range(len(ranks)):
-        if operands.axes[k] != OPERAND or ranks[k] != 4:
+        if axes[k] != OPERAND or ranks[k] != 4:
             continue
-        end = (k + 1) * room
+        end = (k + 1) * stride
         channels = shapes[end - 3]
-        inner = 1 if channels == 1 else block
+        inner = 1 if channels == 1 else lanes
         if channels % inner != 0:
             return k
         ranks[k] = 5
@@ -66,79 +67,81 @@ def join_channels(shape: Any, joined: Any) -> None:
 
 
 def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
-    """Write the shape to which all operands broadcast to the end of `shape`, which has a place for each of an input. Return
-    (the number of an operand that does not go with the others, rank); -1: there is none."""
-    shapes, ranks, axes, _, room = operands
+    """Write the shape to which all operands broadcast to the end of `shape`, which has `shape_stride` elements. Return (the
+    number of an operand that cannot be broadcast with the others, or -1; the rank)."""
+    shapes, ranks, axes, _, stride = operands
     count = len(ranks)
     rank = 0
     for k in range(count):
         if axes[k] == OPERAND and ranks[k] > rank:
             rank = ranks[k]
-    for d in range(room - rank, room):
+    for d in range(stride - rank, stride):
         shape[d] = 1
         for k in range(count):
-            if axes[k] == OPERAND and d >= room - ranks[k] and shapes[k * room + d] != 1:
-                if shape[d] != 1 and shape[d] != shapes[k * room + d]:
+            if axes[k] == OPERAND and d >= stride - ranks[k] and shapes[k * stride + d] != 1:
+                if shape[d] != 1 and shape[d] != shapes[k * stride + d]:
                     return k, rank
-                shape[d] = shapes[k * room + d]
+                shape[d] = shapes[k * stride + d]
     return -1, rank
 
 
-def y_shape(operands: Operands, layout: int, shape: Any) -> tuple[int, int, int]:
-    """Write y's shape to the end of `shape`, and return (fault, input at fault, rank). `layout` is the number of channels in a
-    block of the blocked layout, whose tensors get five dimensions; 0: tensors are in ONNX's layout."""
-    shapes, ranks, axes, scalars, room = operands
+def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int, int]:
+    """Write the shape of y to the end of `shape`, and return (fault, number of the faulty input, rank). `lanes` is the number
+    of channels in a block of the blocked layout, whose tensors get five dimensions, or 0 in ONNX's layout."""
+    shapes, ranks, axes, scalars, stride = operands
     count = len(ranks)
-    wrong = split_channels(operands, layout) if layout else -1
-    if wrong >= 0:
-        return NOT_BLOCKED, wrong, 0
-    wrong, rank = broadcast(operands, shape)
-    if wrong >= 0:
-        return NOT_ALIKE, wrong, rank
+    faulty_input = split_channels(operands, lanes) if lanes else -1
+    if faulty_input >= 0:
+        return NOT_BLOCKED, faulty_input, 0
+    faulty_input, rank = broadcast(operands, shape)
+    if faulty_input >= 0:
+        return NOT_ALIKE, faulty_input, rank
     for k in range(count):
-        for d in range(room - ranks[k], room):
-            if scalars[k] and shapes[k * room + d] != 1:
+        for d in range(stride - ranks[k], stride):
+            if scalars[k] and shapes[k * stride + d] != 1:
                 return NOT_ONE, k, rank
-        fits = axes[k] >= 0 or (ranks[k] == 1 and -axes[k] <= rank and shape[room + axes[k]] == shapes[k * room + room - 1])
-        if not fits:
+        if axes[k] < 0 and not (ranks[k] == 1 and -axes[k] <= rank and shape[stride + axes[k]] == shapes[(k + 1) * stride - 1]):
             return NOT_ALIKE, k, rank
     return NO_FAULT, 0, rank
 
 
-def cut(work: Any, shape: Any, size: int, axis: int, layout: int, channels: int) -> int:
-    """Set what a record ``kernels.WORK`` says of how y of this shape and size lies in memory and is cut, and return the fault.
-    The record has the `block` of steps of blocks, `axis` is theirs; `layout` is as in `y_shape`, and `channels` are those of y
-    without padding; 0: there is none."""
-    work.size, work.length, work.inner, work.lanes, work.own_lanes = size, 0, 0, 0, 0
-    if layout and len(shape) == 5:
-        work.lanes = lanes = shape[4]
-        place = shape[2] * shape[3] * lanes
-        work.batch_size, work.last_block = shape[1] * place, (shape[1] - 1) * place
+def set_layout(work: Any, shape: Any, size: int, axis: int, is_blocked: bool, channels: int) -> int:
+    """Set the fields of a record ``kernels.WORK`` that tell how y lies in memory, from `size` to `last_block`, and return the
+    fault. `shape` and `size` are those of y. `channels` are its channels without padding, or 0 if it has no padding. If the
+    program rounds to block formats, the record has the `block` already, and `axis` is that of the blocks."""
+    work.size, work.outer, work.length, work.inner, work.lanes, work.own_lanes = size, 1, 0, 0, 0, 0
+    if is_blocked and len(shape) == 5:
+        groups, work.lanes, work.inner = shape[1], shape[4], shape[2] * shape[3]
+        work.outer, work.length = shape[0], channels if channels else groups * work.lanes
+        work.batch_size, work.last_block = groups * work.inner * work.lanes, (groups - 1) * work.inner * work.lanes
         if channels:
-            work.own_lanes = own_lanes = channels - (shape[1] - 1) * lanes
-            if own_lanes <= 0 or own_lanes > lanes:
+            work.own_lanes = channels - (groups - 1) * work.lanes
+            if work.own_lanes <= 0 or work.own_lanes > work.lanes:
                 return CHANNELS
-        if work.block:
-            work.length, work.inner = channels if channels else shape[1] * lanes, shape[2] * shape[3]
-            work.size = shape[0] * work.length * work.inner  # without the channels that the layout adds
     elif work.block:
-        fault, length, inner = block_shape(shape, axis, work.block)
+        fault, work.length, work.inner = block_shape(shape, axis, work.block)
         if fault:
             return AXIS
-        if inner == 1:
-            # A block is consecutive in memory, as the channels of one place are in the blocked layout. So y is taken for one
-            # image with a place for each block, or, if the last block of an axis is short, with a place for each axis.
-            work.lanes = length = work.block if length % work.block == 0 else length
-            inner = size // length if length else 0
-        work.length, work.inner = length, inner
+        if work.inner == 1:
+            as_channels(work, size)
+        work.outer = size // (work.length * work.inner) if size else 0
     return NO_FAULT
 
 
-def loop_shape(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any) -> int:
-    """Return the number of dimensions of the loop, and write their `lengths` and `masks`. The loop has the dimensions of y's
-    `shape` without dimensions of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set
-    if input k has the dimension; the bit behind those of the inputs, if it is `axis`, which is not merged; 0: there is none."""
-    shapes, ranks, axes, _, room = operands
+def as_channels(work: Any, size: int) -> None:
+    """Set `length`, `inner` and `lanes` for blocks that are consecutive in memory, as the channels of one place of an image are
+    in the blocked layout: y is described as one image in that layout, with a place for each block. If the last block of an axis
+    is short, there is a place for each axis."""
+    if work.length % work.block == 0:
+        work.length = work.block
+    work.lanes, work.inner = work.length, size // work.length if size else 0
+
+
+def merge_dimensions(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any) -> int:
+    """Write the `lengths` and `masks` of the loop over y, and return how many dimensions it has. These are the dimensions of
+    y's `shape`, without those of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set
+    if input k has the dimension. The bit after those of the inputs is set if it is `axis`, which is not merged (0 for none)."""
+    shapes, ranks, axes, _, stride = operands
     count, rank = len(ranks), len(shape)
     dimensions = 0
     for d in range(rank):
@@ -147,8 +150,8 @@ def loop_shape(operands: Operands, axis: int, shape: Any, lengths: Any, masks: A
         end = rank - d
         mask = (axis == -end) << count
         for k in range(count):
-            is_operands = axes[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * room - end] != 1
-            mask |= (is_operands or axes[k] == -end) << k
+            has_dimension = axes[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * stride - end] != 1
+            mask |= (has_dimension or axes[k] == -end) << k
         if dimensions and masks[dimensions - 1] == mask:
             lengths[dimensions - 1] *= shape[d]
         else:

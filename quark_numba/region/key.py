@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import onnx
 
 # The step that quantizes and dequantizes: (x, scale, zero point) -> y.
-(_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
-ROUND_TRIP = _PAIR.name
+(_ROUND_TRIP,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
+ROUND_TRIP = _ROUND_TRIP.name
 
-# The step of fake quantization: (x, parameters of the form...) -> y. The parameters are operands, which broadcast.
+# The step of fake quantization: (x, parameters of the form...) -> y. The parameters broadcast, as operands do.
 FAKE_QUANTIZE = _FAKE_QUANTIZE.name
 
 # The steps that round to block formats, with the defaults of their attributes.
@@ -33,7 +33,10 @@ BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
 }
 
 # The domains of steps that are not operators of ONNX.
-DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)}}
+DOMAINS = {
+    _ROUND_TRIP.name: _ROUND_TRIP.domain,
+    **{operator.name: operator.domain for operator in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)},
+}
 
 # The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {
@@ -53,41 +56,40 @@ OPERANDS = {
     FAKE_QUANTIZE: (1, 1 + max(len(form.parameters) for form in FORMS.values())),
 }
 
-# The limits of a program. A stream is an input of more than one element, and takes room on the stack of each thread.
-MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
+# The limits of a program. A stream is an input of more than one element, and takes space on the stack of each thread.
+MAX_INPUTS, MAX_STREAMS, MAX_STEPS = 48, 16, 64
 
-# The element types of zero points: the operator's types of at least 4 bits. ONNX Runtime has no smaller types for inputs that
-# may differ in type.
-ZERO_POINTS = tuple(row for row in _PAIR.quantized if row.bits >= 4)
-
+# The element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller types for
+# inputs that may differ in type.
+ZERO_POINTS = tuple(row for row in _ROUND_TRIP.quantized if row.bits >= 4)
 
 # The element types of inputs that may be cast.
 CASTS = (FLOAT16, BFLOAT16)
 
 
 class Input(NamedTuple):
-    """An input of a program. `is_scalar`: it has one element."""
+    """An input of a program. `is_scalar` tells whether it has one element."""
 
     element_type: ElementType
     is_scalar: bool
 
 
 class Step(NamedTuple):
-    """A step of a program. `operands` are numbers of values: the program's inputs come first, then the results of the steps.
-    None is an omitted operand."""
+    """A step of a program. `operands` are the numbers of values, or None for an omitted operand. The program's inputs are
+    numbered first, then the results of its steps."""
 
     operator: str
     operands: tuple[int | None, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def given(self) -> list[int]:
+    def present(self) -> list[int]:
         """The operands that are not omitted."""
         return [operand for operand in self.operands if operand is not None]
 
     @property
     def axis(self) -> int:
-        """The axis of a round trip's scales, or of blocks."""
+        """The axis along which the scales of a round trip, or blocks, lie."""
         return int(dict(self.attributes)["axis"])
 
     @property
@@ -97,20 +99,20 @@ class Step(NamedTuple):
 
     @property
     def fake_key(self) -> FakeKey:
-        """The key that the attributes of a step of fake quantization select."""
+        """The key that the attributes of a step FAKE_QUANTIZE select."""
         return select(**dict(self.attributes))
 
 
 class Program(NamedTuple):
-    """Inputs and steps. A step has one result; the result of the last step is y. All values but zero points and inputs of Cast
-    are float32. Results have y's shape, to which the inputs broadcast as in ONNX."""
+    """Inputs and steps. A step has one result; the result of the last step is y. All values except zero points and inputs of
+    Cast are float32. Results have the shape of y, to which the inputs broadcast as in ONNX."""
 
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
 
     @property
     def name(self) -> str:
-        """A name for symbols, different for each program."""
+        """The name of the program's symbols, different for each program."""
         return f"region_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
 
     @property
@@ -129,10 +131,15 @@ class Program(NamedTuple):
 
     @property
     def axes(self) -> tuple[int | None, ...]:
-        """The role of each input: None for an operand, which broadcasts. For a scale or zero point, the axis of y along which
-        its one dimension lies, counted from the last, which is -1; or 0 if it has one element."""
+        """The role of each input: None for an operand, which broadcasts; 0 for a scale or zero point of one element; for others
+        the axis of y along which their one dimension lies, counted from the last axis, -1."""
         axes = dict(self.uses())
         return tuple(axes[number] for number in range(len(self.inputs)))
+
+    @property
+    def streams(self) -> list[int]:
+        """The numbers of the inputs that have more than one element."""
+        return [number for number, x in enumerate(self.inputs) if not x.is_scalar]
 
     @property
     def block_numbers(self) -> list[int]:
@@ -141,33 +148,30 @@ class Program(NamedTuple):
 
     @property
     def block_steps(self) -> list[Step]:
-        """These steps."""
+        """The steps that round to block formats."""
         return [self.steps[number] for number in self.block_numbers]
 
     @property
     def blocks(self) -> list[Blocks]:
-        """Their blocks."""
+        """The block layout of each of these steps."""
         return [blocks for _, blocks in (step.block_format for step in self.block_steps)]
 
     def has_scalars(self, step: Step) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""
-        return all(self.inputs[parameter].is_scalar for parameter in step.given[1:])
+        return all(self.inputs[parameter].is_scalar for parameter in step.present[1:])
 
     def uses(self) -> Iterator[tuple[int, int | None]]:
         """Yield, for each use of an input, its number and its role there, as in `axes`."""
         for step in self.steps:
             for index, operand in enumerate(step.operands):
-                if operand is None or operand >= len(self.inputs):
-                    continue
-                axis: int | None = None
-                if step.operator == ROUND_TRIP and index:
-                    axis = 0 if self.inputs[operand].is_scalar else step.axis
-                yield operand, axis
+                if operand is not None and operand < len(self.inputs):
+                    is_parameter = step.operator == ROUND_TRIP and index > 0
+                    yield operand, None if not is_parameter else 0 if self.inputs[operand].is_scalar else step.axis
 
 
 @functools.cache
 def parse(text: str) -> Program:
-    """Return the program of a text. Raises ValueError, which names the step at fault."""
+    """Return the program of a text. Raise ValueError, which names the step at fault, if the text is not a program."""
     from onnx import parser
 
     try:
@@ -177,16 +181,17 @@ def parse(text: str) -> Program:
     numbers: dict[str, int] = {}
     inputs: list[Input] = []
     steps: list[Step] = []
-    _refuse("program", _size_checks(graph))
+    _refuse("program", _size_faults(graph))
     for value in graph.input:
         inputs.append(_input(value, numbers))
         numbers[value.name] = len(numbers)
     for node in graph.node:
         steps.append(_step(node, inputs, numbers))
-        _refuse("program", [node.output[0] in numbers and f"gives {node.output[0]} twice"])
+        if node.output[0] in numbers:
+            raise ValueError(f"program gives {node.output[0]} twice")
         numbers[node.output[0]] = len(numbers)
     program = Program(tuple(inputs), tuple(steps))
-    _refuse("program", _use_checks(program, [*numbers], [value.name for value in graph.output]))
+    _refuse("program", _use_faults(program, [*numbers], [value.name for value in graph.output]))
     return program
 
 
@@ -201,103 +206,110 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _input(value: onnx.ValueInfoProto, numbers: Mapping[str, int]) -> Input:
-    has, tensor = f"has an input {value.name}", value.type.tensor_type
+    place, tensor = f"program has an input {value.name}", value.type.tensor_type
     element_type, dimensions = find(tensor.elem_type), [dimension.dim_value for dimension in tensor.shape.dim]
     if element_type is None or value.name in numbers:
-        raise ValueError(f"program {has} that is there twice, or of no known element type")
-    _refuse("program", [dimensions not in ([], [1]) and f"{has} of shape {dimensions}; expected [1], or none"])
+        raise ValueError(f"{place} that is there twice, or of no known element type")
+    if dimensions not in ([], [1]):
+        raise ValueError(f"{place} of shape {dimensions}; expected [1], or none")
     return Input(element_type, dimensions == [1])
 
 
 def _step(node: onnx.NodeProto, inputs: list[Input], numbers: Mapping[str, int]) -> Step:
     from onnx import helper
 
-    where = f"program step {', '.join(node.output)} = {f'{node.domain}::' if node.domain else ''}{node.op_type}"
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    _refuse(where, _node_checks(node, given, numbers))
-    texts = {name: value.decode("utf-8", "replace") for name, value in given.items() if isinstance(value, bytes)}
-    attributes = tuple(sorted({**_DEFAULTS.get(node.op_type, {}), **given, **texts}.items()))
-    step = Step(node.op_type, tuple(numbers.get(name) for name in node.input), attributes)
+    place = f"program step {', '.join(node.output)} = {f'{node.domain}::' if node.domain else ''}{node.op_type}"
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    _refuse(place, _node_faults(node, attributes, numbers))
+    texts = {name: value.decode("utf-8", "replace") for name, value in attributes.items() if isinstance(value, bytes)}
+    all_attributes = tuple(sorted({**_DEFAULTS.get(node.op_type, {}), **attributes, **texts}.items()))
+    step = Step(node.op_type, tuple(numbers.get(name) for name in node.input), all_attributes)
     try:
-        checks = [*_format_checks(step), *_operand_checks(step, inputs, node.input)]
+        faults = [*_format_faults(step), *_operand_faults(step, inputs, node.input)]
     except (TypeError, ValueError) as error:  # the attributes select no format
-        raise ValueError(f"{where}: {error}") from None
-    _refuse(where, checks)
+        raise ValueError(f"{place}: {error}") from None
+    _refuse(place, faults)
     return step
 
 
-# What is wrong, or False, for each check. The first one that finds something is reported.
-Checks = Iterable[str | bool]
+def _refuse(place: str, faults: Iterable[str]) -> None:
+    """Raise ValueError with the first fault, if there is one."""
+    for fault in faults:
+        raise ValueError(f"{place} {fault}")
 
 
-def _refuse(where: str, checks: Checks) -> None:
-    for fault in checks:
-        if fault:
-            raise ValueError(f"{where} {fault}")
-
-
-def _size_checks(graph: onnx.GraphProto) -> Checks:
+def _size_faults(graph: onnx.GraphProto) -> Iterator[str]:
     streams = [x for x in graph.input if not x.type.tensor_type.shape.dim]
-    sizes = {"inputs": (graph.input, MOST_INPUTS), "inputs of more than one element": (streams, MOST_STREAMS)}
-    for what, (given, most) in {**sizes, "steps": (graph.node, MOST_STEPS)}.items():
-        yield len(given) > most and f"has {len(given)} {what}; expected at most {most}"
-    yield not graph.node and "has no steps"
+    sizes = {"inputs": (graph.input, MAX_INPUTS), "inputs of more than one element": (streams, MAX_STREAMS)}
+    for what, (found, most) in {**sizes, "steps": (graph.node, MAX_STEPS)}.items():
+        if len(found) > most:
+            yield f"has {len(found)} {what}; expected at most {most}"
+    if not graph.node:
+        yield "has no steps"
 
 
-def _node_checks(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: Mapping[str, int]) -> Checks:
+def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: Mapping[str, int]) -> Iterator[str]:
     (fewest, most), defaults = OPERANDS.get(node.op_type, (0, 0)), _DEFAULTS.get(node.op_type, {})
-    is_known = most and node.domain == DOMAINS.get(node.op_type, "")
-    yield not is_known and f"is unknown; expected one of {', '.join(OPERANDS)}"
-    is_complete = len(node.output) == 1 and fewest <= len(node.input) <= most and "" not in node.input[:fewest]
-    yield not is_complete and f"has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output"
+    if not most or node.domain != DOMAINS.get(node.op_type, ""):
+        yield f"is unknown; expected one of {', '.join(OPERANDS)}"
+    if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
+        yield f"has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output"
     for name, value in attributes.items():
-        fits = name in defaults and isinstance(value, bytes if isinstance(defaults[name], str) else (int, float))
-        yield not fits and f"has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}"
+        if name not in defaults or not isinstance(value, bytes if isinstance(defaults[name], str) else (int, float)):
+            yield f"has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}"
     for name in node.input:
-        yield name != "" and name not in numbers and f"has the operand {name}, which nothing before it gives"
+        if name and name not in numbers:
+            yield f"has the operand {name}, which nothing before it gives"
 
 
-def _format_checks(step: Step) -> Checks:
-    """Yield the checks of attributes. Raises TypeError or ValueError if they select no format."""
+def _format_faults(step: Step) -> Iterator[str]:
+    """Yield the faults of attributes. Raise TypeError or ValueError if they select no format."""
     if step.operator == FAKE_QUANTIZE:
         names, count = FORMS[step.fake_key.form].parameters, len(step.operands)
-        is_complete = count == 1 + len(names) and None not in step.operands
-        yield not is_complete and f"has {count} operands; expected x, {', '.join(names)}"
+        if count != 1 + len(names) or None in step.operands:
+            yield f"has {count} operands; expected x, {', '.join(names)}"
     if step.operator in BLOCK_ROUND_TRIPS:
-        block, most = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MAX_ROWS}"
-        fits = step.axis < 0 and block <= MAX_ROWS
-        yield not fits and f"has axis {step.axis} and block_size {block}; expected {most}"
+        block, expected = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MAX_ROWS}"
+        if step.axis >= 0 or block > MAX_ROWS:
+            yield f"has axis {step.axis} and block_size {block}; expected {expected}"
 
 
-def _operand_checks(step: Step, inputs: list[Input], names: Sequence[str]) -> Checks:
-    is_cast, to = step.operator == CAST, dict(step.attributes).get("to")
-    fits = type(to) is int and to == FLOAT32.number and step.given[0] < len(inputs)
-    yield is_cast and not fits and f"is no cast of an input to {FLOAT32.number}, float32"
+def _operand_faults(step: Step, inputs: list[Input], names: Sequence[str]) -> Iterator[str]:
+    if step.operator == CAST:
+        to = dict(step.attributes)["to"]
+        if type(to) is not int or to != FLOAT32.number or step.present[0] >= len(inputs):
+            yield f"is no cast of an input to {FLOAT32.number}, float32"
     for index, operand in enumerate(step.operands):
         is_parameter = step.operator == ROUND_TRIP and index > 0
         if operand is None or operand >= len(inputs):
-            yield is_parameter and "has a scale or a zero point that is the result of a step; expected inputs"
+            if is_parameter:
+                yield "has a scale or a zero point that is the result of a step; expected inputs"
             continue
         element_type, is_scalar = inputs[operand]
-        yield step.operator in BLOCK_ROUND_TRIPS and is_scalar and f"has the operand {names[index]}, of one element"
-        allowed = ZERO_POINTS if is_parameter and index == 2 else CASTS if is_cast else (FLOAT32,)
-        yield element_type not in allowed and f"has the operand {names[index]} of element type {element_type.name}"
-        has_many = is_parameter and not is_scalar
-        yield has_many and step.axis >= 0 and "has several scales, and no axis below 0, counted from the last one"
+        if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
+            yield f"has the operand {names[index]}, of one element"
+        if element_type not in (ZERO_POINTS if is_parameter and index == 2 else CASTS if step.operator == CAST else (FLOAT32,)):
+            yield f"has the operand {names[index]} of element type {element_type.name}"
+        if is_parameter and not is_scalar and step.axis >= 0:
+            yield "has several scales, and no axis below 0, counted from the last one"
 
 
-def _use_checks(program: Program, names: list[str], outputs: list[str]) -> Checks:
-    """Yield the checks of how values are used. An input has one role, such as a scale or an operand, and blocks have one size
+def _use_faults(program: Program, names: list[str], outputs: list[str]) -> Iterator[str]:
+    """Yield the faults of how values are used. An input has one role, such as a scale or an operand, and blocks have one size
     and lie along one axis."""
     used = {operand for step in program.steps for operand in step.operands}
     for number, name in enumerate(names[:-1]):
-        yield number not in used and f"does not use {name}"
-    yield outputs != names[-1:] and "has other outputs than what its last step gives"
+        if number not in used:
+            yield f"does not use {name}"
+    if outputs != names[-1:]:
+        yield "has other outputs than what its last step gives"
     kinds = {(step.axis, step.block_format[1].block) for step in program.block_steps}
-    yield len(kinds) > 1 and f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"
+    if len(kinds) > 1:
+        yield f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"
     axes = program.axes
     for operand, axis in program.uses():
-        yield axis != axes[operand] and f"uses {names[operand]} in two ways; expected an input for each"
+        if axis != axes[operand]:
+            yield f"uses {names[operand]} in two ways; expected an input for each"
 
 
 def _attribute(value: float | str) -> str:

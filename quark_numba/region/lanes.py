@@ -1,7 +1,9 @@
-"""Tiles of y in ONNX Runtime's blocked layout, for programs with steps of blocks. There the `lanes` channels of a block of the
-layout are side by side in memory. In a tile each channel is a row, as in ONNX's layout."""
+"""Tiles of y in ONNX Runtime's blocked layout, for programs that round to block formats. In memory the channels of a block of
+that layout, its lanes, are side by side. In a tile each channel is a row, as in ONNX's layout."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +15,9 @@ from .kernels import WORK, pattern_of, row_offset, spread
 
 
 @jit.function
-def _place(work_address: int, index: int, row: int) -> tuple[int, int]:
-    """Return (index in memory of the first lane, lane) of the element `row` channels behind the element with an index in ONNX's
-    layout."""
+def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]:
+    """Return (index in memory of lane 0, the lane) of an element: that which is `row` channels after the element with this
+    index in ONNX's layout."""
     work = record_at(work_address, WORK)
     channels, place = divmod(index, work.inner)
     batch, channel = divmod(channels, work.length)
@@ -26,41 +28,31 @@ def _place(work_address: int, index: int, row: int) -> tuple[int, int]:
 
 @jit.function
 def load_lanes(
-    work_address: int,
-    k: int,
-    itemsize: int,
-    is_full: bool,
-    column: int,
-    n: int,
-    index: int,
-    rows: int,
-    width: int,
-    buffer: int,
-    spare: int,
+    work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows: int, width: int, buffer: int, scratch: int
 ) -> None:
-    """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `spare` is the
-    address of room for as many elements as a row has, for each lane."""
+    """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `scratch` is the
+    address of memory for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    data, lanes = array_at(work.inputs, k + 1, np.int64)[k], work.lanes
+    data, lanes, n = array_at(work.inputs, k + 1, np.int64)[k], work.lanes, run.count
     is_one_a_channel = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
     row = 0
     while row < rows:
-        at, lane = _place(work_address, index, row)
+        first, lane = _index_in_memory(work_address, run.index, row)
         count = min(lanes - lane, rows - row)
         if is_one_a_channel:
-            values = data + 4 * (row_offset(at // lanes, k, work.dimensions, lengths, masks) + lane)
+            values = data + 4 * (row_offset(first // lanes, k, work.dimensions, lengths, masks) + lane)
             for channel in range(count):
                 value = array_at(values + 4 * channel, 1, np.float32)[0]
-                words = array_at(buffer + ((row + channel) * width + column) * 4, n, np.float32)
+                words = array_at(buffer + ((row + channel) * width + run.column) * 4, n, np.float32)
                 for i in range(unsigned(n)):
                     words[i] = value
             row += count
             continue
-        source = data + at * itemsize
+        source = data + first * itemsize
         if not is_full:
-            source = spread(work_address, k, itemsize, at, n * lanes, spare, np.int64(0))
-        source, target = source + lane * itemsize, buffer + (row * width + column) * itemsize
+            source = spread(work_address, k, itemsize, first, n * lanes, scratch, np.int64(0))
+        source, target = source + lane * itemsize, buffer + (row * width + run.column) * itemsize
         row += count
         if itemsize == 4:
             transpose(source, lanes, n, count, target, width)
@@ -71,19 +63,19 @@ def load_lanes(
 
 
 @jit.function
-def store_lanes(work_address: int, column: int, n: int, index: int, rows: int, width: int, tile: int) -> None:
-    """Write a run of columns of the tile to y, and zeros to the lanes behind y's last channel."""
+def store_lanes(work_address: int, run: Any, rows: int, width: int, tile: int) -> None:
+    """Write a run of columns of the tile to y, and zeros to the lanes after the last channel of y."""
     work = record_at(work_address, WORK)
-    lanes = work.lanes
-    first = index // work.inner % work.length
+    lanes, n = work.lanes, run.count
+    first_channel = run.index // work.inner % work.length
     row = 0
     while row < rows:
-        at, lane = _place(work_address, index, row)
+        first, lane = _index_in_memory(work_address, run.index, row)
         count = min(lanes - lane, rows - row)
-        transpose(tile + (row * width + column) * 4, width, count, n, work.y + (at + lane) * 4, lanes)
+        transpose(tile + (row * width + run.column) * 4, width, count, n, work.y + (first + lane) * 4, lanes)
         row += count
-        if first + row == work.length:
-            y = array_at(work.y + at * 4, n * lanes, np.float32)
+        if first_channel + row == work.length:
+            y = array_at(work.y + first * 4, n * lanes, np.float32)
             for i in range(n):
                 for added in range(lane + count, lanes):
                     y[i * lanes + added] = np.float32(0)

@@ -18,23 +18,23 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     check_inputs(program, len(inputs))
     check_layout(program, block_size, attributes["channels"])
     shapes = []
-    for number, (given, own, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
-        if given and given.element_type not in (None, own.element_type):
-            assert given.element_type
-            raise TypeError(f"input {number} has element type {given.element_type.name}; expected {own.element_type.name}")
+    for number, (tensor, expected, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
+        found = tensor.element_type if tensor else None
+        if found and found != expected.element_type:
+            raise TypeError(f"input {number} has element type {found.name}; expected {expected.element_type.name}")
         if axis is None:
-            given_shape = given.shape if given else None
-            if block_size and given_shape is not None:
-                given_shape = blocked_shape(given_shape, block_size, number) or given_shape
-            shapes.append(given_shape)
+            operand_shape = tensor.shape if tensor else None
+            if block_size and operand_shape is not None:
+                operand_shape = blocked_shape(operand_shape, block_size, number) or operand_shape
+            shapes.append(operand_shape)
     if None in shapes:
         return [Tensor(FLOAT32, None)]
     shape: list[int | None] = []
-    for place in range(-max(len(operand) for operand in shapes if operand is not None), 0):
-        lengths = {operand[place] for operand in shapes if operand is not None and len(operand) >= -place} - {1}
+    for axis in range(-max(len(operand) for operand in shapes if operand is not None), 0):
+        lengths = {operand[axis] for operand in shapes if operand is not None and len(operand) >= -axis} - {1}
         known = lengths - {None}
         if len(known) > 1:
-            raise ValueError(f"inputs have shapes {shapes}, which do not go together")
+            raise ValueError(f"inputs have shapes {shapes}, which cannot be broadcast together")
         shape.append(known.pop() if known else None if lengths else 1)
     if block_size and len(shape) == 5:
         n, blocks, h, w, lanes = shape
@@ -54,24 +54,24 @@ OPERATORS = (
         domain=OWN_DOMAIN,
         name="Region",
         operation="region",
-        doc="y is what a program of elementwise steps gives of the inputs, which broadcast.",
+        doc="Runs a program of elementwise steps on the inputs, which broadcast, and returns its last result.",
         types={"T1": ELEMENT_TYPES, "T2": (FLOAT32,)},
-        inputs=(Parameter("x", "T1", "Those of the program, in order.", "variadic", is_homogeneous=False),),
-        outputs=(Parameter("y", "T2", "Of the shape to which the inputs broadcast."),),
+        inputs=(Parameter("x", "T1", "The inputs of the program, in order.", "variadic", is_homogeneous=False),),
+        outputs=(Parameter("y", "T2", "The result, with the shape to which the inputs broadcast."),),
         attributes=(
             Attribute(
                 "program",
                 None,
-                "A graph in ONNX's textual syntax. Its inputs are `float`, of any shape, or `float[1]`, of one element; those "
-                "that are zero points, or that are cast, have the element type of these. Each node takes inputs and what nodes "
-                "before it give; the last one gives the output. Scales and zero points are of one element, or of the one "
-                "dimension along `axis`, which is below 0, counted from the last.",
+                "A graph in ONNX's textual syntax. Its inputs are `float`, of any shape, or `float[1]`, of one element; zero "
+                "points and inputs of Cast have their own element type instead of `float`. Each node takes inputs and results "
+                "of nodes before it; the result of the last node is the output. Scales and zero points have one element, or "
+                "the one dimension along `axis`, which is below 0, counted from the last.",
                 "STRING",
             ),
             Attribute(
                 "block_size",
                 0,
-                "If it is not 0, tensors of four dimensions lie in ONNX Runtime's layout for convolutions: (N, C, H, W) as "
+                "If it is not 0, tensors of four dimensions are in ONNX Runtime's layout for convolutions: (N, C, H, W) as "
                 "(N, C / block_size, H, W, block_size), or with one channel.",
             ),
             Attribute("channels", 0, "If it is not 0, y is 0 in the channels from this one on. Only with `block_size`."),

@@ -1,4 +1,8 @@
-"""The tiles of y for programs with steps of blocks: whole blocks side by side, in buffers in the first-level cache."""
+"""The tiles of y for programs that round to block formats: whole blocks side by side, in buffers in the first-level cache.
+
+A column of a tile is a block of y. Columns are numbered through all of y: first the whole blocks, then the short ones at the
+end of an axis. A chunk has columns of one of these kinds alone.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +16,40 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.jit import unsigned
+from ..compiling.records import new_record, words
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
-from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
+from .source import TILE_WORK
 
-# The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
-# columns, and the index in y of the first element.
-_RUN_WORDS = 3
+# A run of columns that are side by side in y too: the first column in the tile, the number of columns, and the index in y of
+# the first element, as if y were in ONNX's layout.
+RUN = words("column", "count", "index")
+
+_RUN_SIZE = RUN.itemsize
 
 _width = jit.function(tile_width)
 
 
 @jit.function
-def _columns_a_chunk(block: int, rows: int) -> int:
+def _columns_per_chunk(block: int, rows: int) -> int:
     """Return the number of columns of `rows` rows that one call of a task does."""
     width = _width(block)
     return width * max(1, CHUNK // (width * rows))
 
 
-def count_chunks(size: int, block: int, length: int, inner: int) -> int:
-    """Return the number of chunks: first those of whole blocks, then those of the short blocks at the end of an axis."""
-    down, rest = divmod(length, block)
-    outer = size // (length * inner)
-    count = -(-outer * down * inner // _columns_a_chunk(block, block))
-    if rest:
-        count += -(-outer * inner // _columns_a_chunk(block, rest))
-    return count
+def count_chunks(block: int, outer: int, length: int, inner: int) -> int:
+    """Return the number of chunks for a y of this shape, as in WORK: first those of whole blocks, then those of short ones."""
+    whole_blocks, short_rows = divmod(length, block)
+    chunks = -(-outer * whole_blocks * inner // _columns_per_chunk(block, block))
+    if short_rows:
+        chunks += -(-outer * inner // _columns_per_chunk(block, short_rows))
+    return chunks
 
 
 @jit.function
-def load(
-    work_address: int, k: int, itemsize: int, is_full: bool, column: int, n: int, index: int, rows: int, width: int, buffer: int
-) -> None:
+def load(work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows: int, width: int, buffer: int) -> None:
     """Write the part of the tile of input k for a run of columns into its buffer."""
-    work = record_at(work_address, WORK)
+    work, n, index = record_at(work_address, WORK), run.count, run.index
     data = array_at(work.inputs, k + 1, np.int64)[k]
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     length = lengths[work.dimensions - 1]
@@ -54,7 +58,7 @@ def load(
     is_one_row = has_last and index % length + n <= length
     for d in range(work.dimensions - 1):
         is_one_row &= (masks[d] >> k) & 1 == 0
-    target = buffer + column * itemsize
+    target = buffer + run.column * itemsize
     if is_full or (is_one_row and work.inner % length == 0):
         source, step = data + index * itemsize, work.inner * itemsize
         if not is_full:
@@ -81,103 +85,98 @@ def load(
 
 
 @jit.expand
-def _store(work: Any, column: int, n: int, index: int, rows: int, width: int, tile: int) -> None:
+def _store(work: Any, run: Any, rows: int, width: int, tile: int) -> None:
     """Write a run of columns of the tile to y."""
-    source, target = tile + column * 4, work.y + index * 4
+    source, target = tile + run.column * 4, work.y + run.index * 4
     for _ in range(rows):
-        copy_bytes(source, target, n * 4)
+        copy_bytes(source, target, run.count * 4)
         source += width * 4
         target += work.inner * 4
 
 
 @jit.expand
-def _columns_of(work: Any, index: int) -> Any:
-    """Return (the rows of the blocks, the first row, the blocks along an axis, the first column, the column behind the last) of
-    a chunk. It has whole blocks alone, or the short ones at the end of an axis."""
-    block = work.block
-    down, rest = divmod(work.length, block)
-    outer = work.size // (work.length * work.inner)
-    rows, columns, above = block, outer * down * work.inner, np.int64(0)
-    whole = -(-columns // _columns_a_chunk(block, block))
-    if index >= whole:
-        index -= whole
-        rows, columns, above, down = rest, outer * work.inner, down * block, np.int64(1)
-    a_chunk = _columns_a_chunk(block, rows)
-    return rows, above, down, index * a_chunk, min((index + 1) * a_chunk, columns)
+def _columns_of(work: Any, number: int) -> Any:
+    """Return what a chunk has: (rows of each block, index of the first row in `length`, blocks along `length`, first column,
+    column after the last)."""
+    rows, first_row = work.block, np.int64(0)
+    blocks, short_rows = divmod(work.length, rows)
+    columns = work.outer * blocks * work.inner
+    whole_chunks = -(-columns // _columns_per_chunk(work.block, rows))
+    if number >= whole_chunks:
+        number -= whole_chunks
+        rows, first_row, blocks, columns = short_rows, blocks * work.block, np.int64(1), work.outer * work.inner
+    per_chunk = _columns_per_chunk(work.block, rows)
+    return rows, first_row, blocks, number * per_chunk, min((number + 1) * per_chunk, columns)
 
 
 @jit.expand
-def _set_runs(work: Any, runs: Any, start: int, n: int, above: int, down: int) -> int:
-    """Write the runs of the n columns from `start` on, and return the number of words. `above` and `down` are the first row and
-    the blocks along an axis."""
-    inner = work.inner
-    done = at = 0
-    while done < n:
-        blocks_above, column = divmod(start + done, inner)
-        o, b = divmod(blocks_above, down)
-        m = min(inner - column, n - done)
-        runs[at], runs[at + 1], runs[at + 2] = done, m, (o * work.length + above + b * work.block) * inner + column
-        at += _RUN_WORDS
-        done += m
-    return at
+def _set_runs(work: Any, runs: Any, start: int, n: int, first_row: int, blocks: int) -> int:
+    """Write the runs of the n columns from `start` on, and return their number. `first_row` and `blocks` are from
+    `_columns_of`."""
+    count = column = 0
+    while column < n:
+        number, offset = divmod(start + column, work.inner)
+        outer, block = divmod(number, blocks)
+        run = runs[count]
+        run.column, run.count = column, min(work.inner - offset, n - column)
+        run.index = (outer * work.length + first_row + block * work.block) * work.inner + offset
+        column += run.count
+        count += 1
+    return count
 
 
-def chunk(work_address: int, index: int) -> None:
-    """Do chunk `index` of a node's work, on a thread of ONNX Runtime.
+def chunk(work_address: int, number: int) -> None:
+    """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered.
 
-    A column is a block of y, and columns are numbered through all of y. A tile is a number of columns, stored row by row: there
-    is a buffer for each input of more than one element, and one for y."""
+    A tile is stored row by row. The memory has a tile for y, one for each input of more than one element, the program's
+    buffers, the runs of a tile, and the scratch of `load_lanes`."""
     work = record_at(work_address, WORK)
     count, width = work.count, _width(work.block)
-    rows, above, down, first, last = _columns_of(work, index)
-    words = count + FUNCTIONS + 2 * work.formats
-    addresses = array_at(stack(words), words, np.int64)
-    functions = array_at(work.functions, 2 * work.formats, np.int64)
-    for k in range(2 * work.formats):
-        addresses[count + FUNCTIONS + k] = functions[k]
-    tile_rows = -(-rows // work.group) * work.group
-    addresses[count + PASSES], addresses[count + ROWS], addresses[count + FILLED_ROWS] = work.size == 1, tile_rows, rows
-    addresses[count + HAS_FAILED] = 0
+    rows, first_row, blocks, first, last = _columns_of(work, number)
+    tile_address, tile = new_record(TILE_WORK)
+    addresses = array_at(stack(count), count, np.int64)
+    tile.inputs, tile.functions = addresses.ctypes.data, work.functions
+    tile.rows, tile.filled_rows = -(-rows // work.group_size) * work.group_size, rows
+    tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
-    tile = tile_rows * width * 8
-    runs_at = (work.streams + 1) * tile + work.buffers_size
-    spare_at = runs_at + width * _RUN_WORDS * 8
-    room = allocate(spare_at + min(width, work.inner) * work.lanes * 8)
-    if room == 0:
+    tile_size = tile.rows * width * 8
+    runs_at = (work.streams + 1) * tile_size + work.buffers_size
+    scratch_at = runs_at + width * _RUN_SIZE
+    memory = allocate(scratch_at + min(width, work.inner) * work.lanes * 8)
+    if memory == 0:
         work.has_failed = 1
         return
-    runs, spare = array_at(room + runs_at, width * _RUN_WORDS, np.int64), room + spare_at
-    addresses[count + ROOM] = room + (work.streams + 1) * tile
+    runs, scratch = array_at(memory + runs_at, width, RUN), memory + scratch_at
+    tile.buffers = memory + (work.streams + 1) * tile_size
     for start in range(first, last, width):
-        n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
-        run_words = _set_runs(work, runs, start, n, above, down)
-        buffer = room + tile
+        tile.filled_columns = min(width, last - start)
+        run_count = _set_runs(work, runs, start, tile.filled_columns, first_row, blocks)
+        buffer = memory + tile_size
         for k in range(count):
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
                 is_full = (full >> k) & 1 == 1
-                for at in range(0, run_words, _RUN_WORDS):
-                    column, m, first_index = runs[at], runs[at + 1], runs[at + 2]
+                for i in range(run_count):
                     if work.lanes > 1:
-                        load_lanes(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer, spare)
+                        load_lanes(work_address, k, itemsizes[k], is_full, runs[i], rows, width, buffer, scratch)
                     else:
-                        load(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer)
-                buffer += tile
-        call(work.run, (addresses.ctypes.data, room, tile_rows * width))
-        for at in range(0, run_words, _RUN_WORDS):
+                        load(work_address, k, itemsizes[k], is_full, runs[i], rows, width, buffer)
+                buffer += tile_size
+        call(work.run, (tile_address, memory, tile.rows * width))
+        for i in range(run_count):
             if work.lanes > 1:
-                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, room)
+                store_lanes(work_address, runs[i], rows, width, memory)
             else:
-                _store(work, runs[at], runs[at + 1], runs[at + 2], rows, width, room)
-    if addresses[count + HAS_FAILED]:
+                _store(work, runs[i], rows, width, memory)
+    if tile.has_failed:
         work.has_failed = 1
-    release(room)
+    release(memory)
 
 
 @functools.cache
 def chunk_function() -> Any:
-    """Return the C function void (int64_t work, size_t index), as ``kernels.chunk_function``, for programs with steps of
-    blocks."""
+    """Return the C function void (int64_t work, size_t number), as ``kernels.chunk_function``, for programs that round to block
+    formats."""
     return jit.c_function(chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))

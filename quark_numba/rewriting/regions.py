@@ -238,8 +238,8 @@ class _Merging:
         if len(blocks) > 1:
             return False
         # A constant with two roles becomes two inputs.
-        is_small = len(region) <= programs.MOST_STEPS and streams <= programs.MOST_STREAMS
-        return is_small and 2 * len(given) <= programs.MOST_INPUTS
+        is_small = len(region) <= programs.MAX_STEPS and streams <= programs.MAX_STREAMS
+        return is_small and 2 * len(given) <= programs.MAX_INPUTS
 
     # The change of the graph.
 

@@ -19,6 +19,8 @@ from onnx_models import model, run, session
 import quark_numba
 from quark_numba.element_types import FLOAT32, packing
 from quark_numba.region import calls, device
+from quark_numba.region.gpu_loops import OF_BLOCKS
+from quark_numba.region.granularity import GPU_LOOPS
 from quark_numba.region.key import parse
 
 pytestmark = pytest.mark.compiled
@@ -157,11 +159,11 @@ def run_steps(program, inputs):
 
 def fields_of(program, inputs, y, buffers):
     """Return the fields of the record, from numpy's steps. Dimension 3 is the last one of those without blocks."""
-    shape = (1,) * (device.DIMENSIONS - y.ndim) + y.shape
-    order, lengths, fields, strided = [*range(device.DIMENSIONS)], [*shape], {"full": 0}, {}
+    shape = (1,) * (GPU_LOOPS - y.ndim) + y.shape
+    order, lengths, fields, strided = [*range(GPU_LOOPS)], [*shape], {"full": 0}, {}
     if program.block_steps:
-        order.remove(axis := device.DIMENSIONS + program.block_steps[0].axis)
-        order.insert(device.AXIS, axis)
+        order.remove(axis := GPU_LOOPS + program.block_steps[0].axis)
+        order.insert(OF_BLOCKS, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
@@ -194,7 +196,7 @@ def check_bits(program, cases, displaced=0, run_program=run_steps):
         ]
         made = Buffer(expected.nbytes, displaced)
         fields = fields_of(program, inputs, expected, buffers)
-        units = math.prod(fields[f"length{d}"] for d in range(device.DIMENSIONS))
+        units = math.prod(fields[f"length{d}"] for d in range(GPU_LOOPS))
         launch(kernel, units=units, y=made, is_aligned=are_aligned(made), **fields)
         assert_same_values(made, expected, FLOAT32, (program.text, shapes))
 

@@ -7,7 +7,7 @@ import pytest
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.arithmetic import converter
 from quark_numba.linear.key import select
-from quark_numba.region.arithmetic import fast_round_trip
+from quark_numba.region.arithmetic import reciprocal_round_trip
 
 pytestmark = pytest.mark.compiled
 NAMES = ["float8e4m3fn", "float8e5m2", "bfloat16", "float16"]
@@ -18,7 +18,7 @@ def mismatches(name):
     """Return the function (scale, lower bits) -> how many of the float32 numbers with these lower 16 bits differ, or None if
     the fast round trip refuses the scale."""
     key = select("quantize_dequantize", FLOAT32, FLOAT32, find(name), FLOAT32, saturate=True)
-    (fast, takes), exact = fast_round_trip(key), converter(key)
+    (fast, takes), exact = reciprocal_round_trip(key), converter(key)
     zero = key.zero_point_dtype(0)
 
     @numba.njit(error_model="numpy")

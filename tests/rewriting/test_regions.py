@@ -46,7 +46,7 @@ from quark_numba.region.loops import (
     Reduce,
     Store,
     exact_parts,
-    quick_parts,
+    ordinary_parts,
 )
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import optimized
@@ -674,7 +674,7 @@ def test_inference():
     for one, other, expected in [*of_two, (None, [3], None)]:
         assert inferred([one, other], ["float32"] * 2, ADD) == expected
     assert inferred([[2, 3], [], [1]]) == [2, 3]
-    with pytest.raises(ValueError, match="which do not go together"):
+    with pytest.raises(ValueError, match="which cannot be broadcast together"):
         inferred([[2], [3]], ["float32"] * 2, ADD)
     with pytest.raises(TypeError, match="input 2 has element type uint8; expected int8"):
         inferred([[2], [], []], ["float32", "float32", "uint8"])
@@ -757,7 +757,7 @@ def test_the_list_of_loops():
         ],
         2,
     )
-    first, choice = quick_parts(program)[0]
+    first, choice = ordinary_parts(program)[0]
     assert first == [Load(0, "x0"), Reduce(0)]
     start = [Load(0, "x0"), Apply(0, BY_ANCHOR), Apply(1)]
     assert choice == Choice(
@@ -793,7 +793,7 @@ def test_wrong_shapes(count):
 def test_shapes_that_do_not_go_together():
     node = exact_session(region_model(ADD, ["float32", "float32"], [None, None]))
     for one, other in itertools.product([(2, 3), (3,)], [(4,), (2, 2)]):
-        with pytest.raises(Exception, match=r"input 1 has shape \(.*\), which does not go with those of the others"):
+        with pytest.raises(Exception, match=r"input 1 has shape \(.*\), which cannot be broadcast with the other inputs"):
             node.run(None, {"i0": np.ones(one, np.float32), "i1": np.ones(other, np.float32)})
 
 

@@ -66,9 +66,10 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
             {"axis": 2, "block": 8, "sub_block": 2, "max_shift": 1, "highest": 15},
         ),
         ("ExtendedInstanceNormalization", (), {"epsilon": 0.25}, {"name": "float32"}, {"epsilon": 0.25}),
-        ("Region", (), {}, {"name": parse(PROGRAM).name}, {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "formats": 0}),
-        ("Region", (), {}, {}, {"block": 0, "layout": 0}),
-        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "formats": 1, "block": 32, "group": 2, "axis": -2}),
+        ("Region", (), {}, {"name": parse(PROGRAM).name}, {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4)}),
+        ("Region", (), {}, {}, {"block_steps": 0}),
+        ("Region", (), {}, {}, {"block": 0, "lanes": 0}),
+        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "block_steps": 1, "block": 32, "group_size": 2, "axis": -2}),
     ],
 )
 def test_attributes(name, types, attributes, of_key, numbers):

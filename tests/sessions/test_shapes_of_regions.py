@@ -5,35 +5,35 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from quark_numba.region import device, gpu_loops, granularity
+from quark_numba.region import gpu_loops, granularity
 from quark_numba.region.granularity import AXIS, CHANNELS, MANY_LOOPS, NO_FAULT, NOT_ALIKE, NOT_BLOCKED, NOT_ONE, OPERAND
 from quark_numba.region.key import parse
 
-ROOM = 8
+SHAPE_STRIDE = 8
 
 
 def operands_of(shapes, axes, scalars=None):
     """Return Operands. Inputs with the axis 0 have to have one element."""
-    rows = np.concatenate([[0] * (ROOM - len(shape)) + list(shape) for shape in shapes])
+    rows = np.concatenate([[0] * (SHAPE_STRIDE - len(shape)) + list(shape) for shape in shapes])
     scalars = np.array([axis == 0 for axis in axes] if scalars is None else scalars)
-    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), np.array(axes), scalars, ROOM)
+    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), np.array(axes), scalars, SHAPE_STRIDE)
 
 
-def y_of(operands, layout=0):
-    """Return (fault, input at fault, y's shape as an array)."""
-    room = np.zeros(ROOM, np.int64)
-    fault, wrong, rank = granularity.y_shape(operands, layout, room)
-    return fault, wrong, room[ROOM - rank :]
+def y_of(operands, lanes=0):
+    """Return (fault, number of the faulty input, y's shape as an array)."""
+    y_shape = np.zeros(SHAPE_STRIDE, np.int64)
+    fault, faulty_input, rank = granularity.write_y_shape(operands, lanes, y_shape)
+    return fault, faulty_input, y_shape[SHAPE_STRIDE - rank :]
 
 
-def cut(shape, axis, block, layout, channels):
-    """Return (fault, the record of how y is cut)."""
+def layout_of(shape, axis, block, is_blocked, channels):
+    """Return (fault, the record of how y lies in memory)."""
     work = SimpleNamespace(block=block)
-    return granularity.cut(work, np.array(shape, np.int64), int(np.prod(shape)), axis, layout, channels), work
+    return granularity.set_layout(work, np.array(shape, np.int64), int(np.prod(shape)), axis, is_blocked, channels), work
 
 
 def arrays(count=3):
-    return [np.zeros(ROOM, np.int64) for _ in range(count)]
+    return [np.zeros(SHAPE_STRIDE, np.int64) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_loops(shapes, axes, loop):
     assert fault == NO_FAULT
     assert tuple(y_shape) == np.broadcast_shapes(*(s for s, axis in zip(shapes, axes, strict=True) if axis == OPERAND))
     lengths, masks = arrays(2)
-    count = granularity.loop_shape(operands, 0, y_shape, lengths, masks)
+    count = granularity.merge_dimensions(operands, 0, y_shape, lengths, masks)
     assert (list(lengths[:count]), list(masks[:count])) == loop
 
 
 def test_the_axis_of_blocks_is_a_loop_of_its_own():
     operands = operands_of([(2, 3, 4, 5), (3, 1, 1)], [OPERAND, OPERAND])
     lengths, masks = arrays(2)
-    count = granularity.loop_shape(operands, -2, np.array([2, 3, 4, 5]), lengths, masks)
+    count = granularity.merge_dimensions(operands, -2, np.array([2, 3, 4, 5]), lengths, masks)
     assert (list(lengths[:count]), list(masks[:count])) == ([2, 3, 4, 5], [0b001, 0b011, 0b101, 0b001])
 
 
@@ -109,7 +109,7 @@ def test_channels_of_padding(groups, lanes, block):
     channel = np.arange(groups)[:, None, None, None] * lanes + np.arange(lanes)
     channels = np.broadcast_to(channel, shape).ravel()
     for own in range(groups * lanes + 3):
-        fault, work = cut(shape, -3, block, lanes, own)
+        fault, work = layout_of(shape, -3, block, True, own)
         if own and not (groups - 1) * lanes < own <= groups * lanes:
             assert fault == CHANNELS
             continue
@@ -118,10 +118,9 @@ def test_channels_of_padding(groups, lanes, block):
         at = np.arange(channels.size)
         is_padding = (at % work.batch_size >= work.last_block) & (at % lanes >= work.own_lanes) & (work.own_lanes > 0)
         np.testing.assert_array_equal(is_padding, (channels >= own) & (own > 0))
-        if block:
-            assert (work.length, work.inner, work.size) == (own or groups * lanes, 15, np.count_nonzero(~is_padding))
-        else:
-            assert work.size == channels.size
+        assert (work.outer, work.length, work.inner) == (2, own or groups * lanes, 15)
+        assert work.outer * work.length * work.inner == np.count_nonzero(~is_padding)
+        assert work.size == channels.size
 
 
 @pytest.mark.parametrize("axis", [-1, -2, -3])
@@ -129,12 +128,12 @@ def test_channels_of_padding(groups, lanes, block):
 def test_blocks_in_memory(shape, axis):
     """The elements of a block are `inner` apart, or, as the channels of one place of the blocked layout, side by side."""
     size = int(np.prod(shape))
-    fault, work = cut(shape, axis, 2, 0, 0)
+    fault, work = layout_of(shape, axis, 2, False, 0)
     if len(shape) > 1 and -axis > len(shape):
         assert fault == AXIS
         return
     assert fault == NO_FAULT
-    assert (work.size, work.own_lanes) == (size, 0)
+    assert (work.size, work.outer * work.length * work.inner, work.own_lanes) == (size, size, 0)
     at = np.arange(size).reshape(shape if len(shape) > 1 else (size,))
     along = np.moveaxis(at, axis if len(shape) > 1 else 0, -1)
     blocks = (
@@ -153,8 +152,8 @@ def test_blocks_in_memory(shape, axis):
 
 def test_other_ranks_in_the_blocked_layout():
     """A tensor that does not have four dimensions is in ONNX's layout."""
-    fault, work = cut((5, 1, 1), -3, 2, 8, 3)
-    assert (fault, work.size, work.length, work.inner, work.lanes, work.own_lanes) == (NO_FAULT, 5, 5, 1, 5, 0)
+    fault, work = layout_of((5, 1, 1), -3, 2, True, 3)
+    assert (fault, work.outer, work.length, work.inner, work.lanes, work.own_lanes) == (NO_FAULT, 1, 5, 1, 5, 0)
 
 
 PLAIN = parse("region (float x0, float x1, float[1] x2) => (float y) { v0 = Add (x0, x1)  y = Mul (v0, x2) }")
@@ -178,8 +177,8 @@ def test_loops_of_gpus(axis, other):
         except ValueError:
             continue
         operands = operands_of([shape, other, ()], [OPERAND] * 3, [False, False, True])
-        lengths, masks, slots = arrays()
-        fault, dimensions, rows = gpu_loops.loop_of(operands, axis, np.array(y_shape, np.int64), lengths, masks, slots)
+        lengths, masks, loops = arrays()
+        fault, dimensions, rows = gpu_loops.loops_of(operands, axis, np.array(y_shape, np.int64), lengths, masks, loops)
         if len(y_shape) > 1 and -axis > len(y_shape):
             assert fault == AXIS
             continue
@@ -188,10 +187,10 @@ def test_loops_of_gpus(axis, other):
             continue
         made += 1
         size, block = int(np.prod(y_shape)), 4 if axis else 0
-        dtype = device.work_of(BLOCKS if axis else PLAIN)
+        dtype = gpu_loops.work_of(BLOCKS if axis else PLAIN)
         words = np.full(dtype.itemsize // 8, -1, np.int64)
         words[:4] = 32, 64, 96, 8  # the addresses of y and of the inputs
-        units = gpu_loops.set_work(words, operands.scalars, size, block, rows, dimensions, lengths, masks, slots)
+        units = gpu_loops.set_work(words, operands.scalars, size, block, rows, dimensions, lengths, masks, loops)
         work = {name: int(value) for name, value in zip(dtype.names, words.view(dtype)[0].item(), strict=True)}
         assert (work["y"], work["x0"], work["x2"], work["units"]) == (32, 32 + 32, 8, units)
         loop = [work[f"length{d}"] for d in range(granularity.GPU_LOOPS)]
@@ -219,14 +218,14 @@ def test_loops_of_gpus(axis, other):
 
 def test_alignment():
     """Only inputs that lie as y does count."""
-    program = device.work_of(PLAIN)
+    program = gpu_loops.work_of(PLAIN)
     for y, x0, x1, is_aligned in [(32, 64, 4, 1), (32, 4, 64, 0), (4, 32, 64, 0)]:
         operands = operands_of([(3, 5), (5,), ()], [OPERAND] * 3, [False, False, True])
-        lengths, masks, slots = arrays()
-        _, dimensions, rows = gpu_loops.loop_of(operands, 0, np.array([3, 5]), lengths, masks, slots)
+        lengths, masks, loops = arrays()
+        _, dimensions, rows = gpu_loops.loops_of(operands, 0, np.array([3, 5]), lengths, masks, loops)
         words = np.zeros(program.itemsize // 8, np.int64)
         words[:4] = y, x0, x1, 4
-        gpu_loops.set_work(words, operands.scalars, 15, 0, rows, dimensions, lengths, masks, slots)
+        gpu_loops.set_work(words, operands.scalars, 15, 0, rows, dimensions, lengths, masks, loops)
         assert words.view(program)[0]["is_aligned"] == is_aligned
 
 
@@ -234,6 +233,6 @@ def test_many_loops():
     shape = np.array([2, 3, 2, 3, 2])
     operands = operands_of([tuple(shape), (1, 3, 1, 3, 1)], [OPERAND, OPERAND])
     for axis in (0, -1, -5):
-        assert gpu_loops.loop_of(operands, axis, shape, *arrays())[0] == MANY_LOOPS
+        assert gpu_loops.loops_of(operands, axis, shape, *arrays())[0] == MANY_LOOPS
     operands = operands_of([(2, 3, 2, 3), (3, 1, 3)], [OPERAND, OPERAND])
-    assert gpu_loops.loop_of(operands, 0, shape[:4], *arrays())[0] == NO_FAULT
+    assert gpu_loops.loops_of(operands, 0, shape[:4], *arrays())[0] == NO_FAULT

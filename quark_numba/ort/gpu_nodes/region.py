@@ -13,7 +13,7 @@ from ...compiling.intrinsics import address_of, array_at, record_at, stack
 from ...declaration import Operator, Overload
 from ...region import device, gpu_loops
 from ...region.granularity import GPU_LOOPS, NO_FAULT
-from ...region.key import MOST_INPUTS, MOST_STREAMS
+from ...region.key import MAX_INPUTS, MAX_STREAMS
 from ..nodes import context, region
 from ..nodes.context import MAX_RANK
 from .launching import launch, state_dtype
@@ -21,10 +21,10 @@ from .launching import launch, state_dtype
 STATE = state_dtype(region.STATE)
 LAUNCH_AT = region.STATE.itemsize
 
-# At most, of ``device.work_of``.
-WORK_WORDS = 5 + MOST_INPUTS + (MOST_STREAMS + 2) * GPU_LOOPS
+# The largest number of words of a record ``gpu_loops.work_of``.
+WORK_WORDS = 5 + MAX_INPUTS + (MAX_STREAMS + 2) * GPU_LOOPS
 
-_loop_of = jit.function(gpu_loops.loop_of, loop_shape=region.loop_shape)
+_loops_of = jit.function(gpu_loops.loops_of, merge_dimensions=region.merge_dimensions)
 _set_work = jit.function(gpu_loops.set_work, set_steps=jit.function(gpu_loops.set_steps))
 
 
@@ -39,25 +39,25 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: start the node's kernel. Returns an OrtStatus."""
+    """OrtCustomOp::KernelComputeV2: start the node's kernel. Return an OrtStatus."""
     state = record_at(state_address, region.STATE)
-    has_many, fault, wrong, values, operands, y_shape = region.begin(state, context_address)
+    has_many, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    slots = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    loops = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     dimensions: Any = np.int64(0)
     rows: Any = np.int64(0)
     if fault == NO_FAULT:
-        fault, dimensions, rows = _loop_of(operands, state.axis, y_shape, lengths, masks, slots)
-    shapes = region.shape_at_fault(fault, wrong, operands, y_shape)
+        fault, dimensions, rows = _loops_of(operands, state.axis, y_shape, lengths, masks, loops)
+    shapes = region.shape_at_fault(fault, faulty_input, operands, y_shape)
     status, size, y = context.begin_output(
-        state, context_address, y_shape, has_many, fault, shapes, wrong, state.axis, state.channels
+        state, context_address, y_shape, has_many, fault, shapes, faulty_input, state.axis, state.channels
     )
     if status or size == 0:
         return status
-    # The record has the fields of ``device.work_of``, in their order.
+    # The record has the fields of ``gpu_loops.work_of``, in their order: first the addresses.
     work = array_at(stack(WORK_WORDS), WORK_WORDS, np.int64)
     work[0] = context.data_of(state, y)
     for k in range(state.count):
         work[1 + k] = context.data_of(state, values[k])
-    units = _set_work(work, operands.scalars, size, state.block, rows, dimensions, lengths, masks, slots)
+    units = _set_work(work, operands.scalars, size, state.block, rows, dimensions, lengths, masks, loops)
     return launch(state, state_address + LAUNCH_AT, context_address, address_of(work, 0), units, shapes)

@@ -20,7 +20,7 @@ from ...region.calls import check_layout
 from ...region.dispatch import TABLE
 from ...region.granularity import FIRST_OF_Y, NO_FAULT, OPERAND, Operands
 from ...region.kernels import CHUNK, WORK, chunk_function
-from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
+from ...region.key import MAX_INPUTS, MAX_STEPS, Program, parse
 from ...region.loops import group_size
 from ...region.source import Writer
 from . import context
@@ -30,63 +30,67 @@ STATE = context.state_dtype(
     "run",  # the C function of the program
     "count",  # the number of inputs
     "streams",  # the number of inputs with more than one element
-    # For each input: its axis (granularity.OPERAND for an operand); whether it has one element; the C function that converts it
-    # to the program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
-    *((name, np.int64, MOST_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
-    # About the steps of block formats; 0 if the program has none.
+    # For each input: its axis, as in granularity.Operands; whether it has one element; the C function that converts it to the
+    # program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
+    *((name, np.int64, MAX_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
+    # About the steps that round to block formats; 0 if the program has none.
     "block",  # elements in a block
-    "group",  # the rows of a tile are a multiple of it
+    "group_size",  # the rows of a tile are a multiple of it
     "axis",  # the axis that is cut into blocks
-    "formats",  # the number of these steps
+    "block_steps",  # the number of these steps
     "buffers_size",  # bytes of the program's buffers, if it has such steps
-    ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: `prepare`, and the task for any blocks
-    "layout",  # channels in a block of the blocked layout; 0 if tensors are not in that layout
+    ("functions", np.int64, 2 * MAX_STEPS),  # for each of these steps: `prepare`, and the task that converts any blocks
+    "lanes",  # channels in a block of the blocked layout; 0 if tensors are in ONNX's layout
     "channels",  # in that layout: the channels of y without padding; 0 if there is no padding
 )
 NUMBERS = ("input", "axis", "channels")
 
-COST = 4  # of an element, see `context.is_small`. A step takes less time than a quantization alone.
+# The cost of an element, see `context.is_small`. A step takes less time than a quantization alone.
+COST = 4
 
-# The nodes of GPUs share it.
-loop_shape = jit.inline(granularity.loop_shape)
+# The nodes of GPUs use it, too.
+merge_dimensions = jit.inline(granularity.merge_dimensions)
 
-_y_shape = jit.inline(
-    granularity.y_shape,
+_write_y_shape = jit.inline(
+    granularity.write_y_shape,
     split_channels=jit.inline(granularity.split_channels),
     broadcast=jit.inline(granularity.broadcast),
 )
-_cut = jit.inline(granularity.cut, block_shape=jit.inline(block_shape))
+_set_layout = jit.inline(
+    granularity.set_layout, block_shape=jit.inline(block_shape), as_channels=jit.inline(granularity.as_channels)
+)
 _join_channels = jit.expand(granularity.join_channels)
 _count_tile_chunks = jit.function(tiles.count_chunks)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    """The program, and the numbers of its inputs, blocks and layout. Raises ValueError for wrong attributes."""
+    """Return the program, and the numbers of its inputs, blocks and layout. Raise ValueError if an attribute has an invalid
+    value."""
     program = parse(attributes["program"])
     check_layout(program, attributes["block_size"], attributes["channels"])
-    inputs, steps, formats = program.inputs, program.block_steps, program.blocks
+    inputs, steps, blocks = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
-        "streams": sum(not x.is_scalar for x in inputs),
+        "streams": len(program.streams),
         "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
         "scalars": tuple(x.is_scalar for x in inputs),
         "itemsizes": tuple(
             0 if x.is_scalar else np.dtype(dtype).itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
         ),
-        # All steps of block formats have the same block and axis.
-        "block": formats[0].block if formats else 0,
-        "group": group_size(program) if formats else 0,
+        # All steps that round to block formats have the same block and axis.
+        "block": blocks[0].block if blocks else 0,
+        "group_size": group_size(program) if blocks else 0,
         "axis": steps[0].axis if steps else 0,
-        "formats": len(steps),
+        "block_steps": len(steps),
         "buffers_size": Writer(program).buffers_size,
-        "layout": attributes["block_size"],
+        "lanes": attributes["block_size"],
         "channels": attributes["channels"],
     }
     return context.Selection(program, numbers)
 
 
 def functions(overload: Overload, key: Program) -> dict[str, Any]:
-    """The C functions of the state."""
+    """Return the C functions of the state."""
     formats = [step.block_format for step in key.block_steps]
     return {
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is in `run`
@@ -105,44 +109,44 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
 
 @jit.expand
 def begin(state: Any, context_address: int) -> Any:
-    """(whether an input has a rank above MAX_RANK, the fault, the number of the input at fault, the values of the inputs, the
-    inputs as Operands, y's shape)."""
+    """Return (whether an input has a rank above MAX_RANK, the fault, the number of the faulty input, the values of the inputs,
+    the inputs as Operands, the shape of y)."""
     count = state.count
-    has_many, values, given = context.read_inputs(state, context_address, count, count)
+    has_many, values, input_shapes = context.read_inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
-        dimensions = context.shape_at(given, k)
+        dimensions = context.shape_at(input_shapes, k)
         ranks[k] = dimensions.size
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
     operands = Operands(shapes, ranks, state.axes, state.scalars, MAX_RANK)
-    room = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    fault, wrong, rank = _y_shape(operands, state.layout, room)
-    return has_many, fault, wrong, values, operands, array_at(address_of(room, MAX_RANK - rank), rank, np.int64)
+    y_shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    fault, faulty_input, rank = _write_y_shape(operands, state.lanes, y_shape)
+    return has_many, fault, faulty_input, values, operands, array_at(address_of(y_shape, MAX_RANK - rank), rank, np.int64)
 
 
 @jit.expand
-def shape_at_fault(fault: int, wrong: int, operands: Any, y_shape: Any) -> Any:
-    """An array with the SHAPE that a fault is about: y's, or that of the input at fault."""
+def shape_at_fault(fault: int, faulty_input: int, operands: Any, y_shape: Any) -> Any:
+    """Return an array with the SHAPE that a fault concerns: that of y, or of the faulty input."""
     shapes = array_at(stack(2), 1, context.SHAPE)
     shapes[0].dimensions, shapes[0].rank = address_of(y_shape, 0), y_shape.size
     if fault < FIRST_OF_Y:
-        rank = operands.ranks[wrong]
-        shapes[0].dimensions, shapes[0].rank = address_of(operands.shapes, MAX_RANK * (wrong + 1) - rank), rank
+        rank = operands.ranks[faulty_input]
+        shapes[0].dimensions, shapes[0].rank = address_of(operands.shapes, MAX_RANK * (faulty_input + 1) - rank), rank
     return shapes
 
 
 @jit.expand
-def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned: Any, slots: int) -> bool:
-    """Set the `addresses` of the inputs' elements in the types of the program. Those of converted inputs are in `slots`, the
-    address of a word for each input, or in memory, whose address `owned` gets, 0 otherwise. Returns whether there was
-    memory."""
+def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned: Any, scalars: int) -> bool:
+    """Set the `addresses` of the inputs' elements, in the types of the program. Return whether there was memory for those that
+    are converted. A converted input of one element is in a word of its own at the address `scalars`; another one is in
+    allocated memory, whose address is written to `owned`. `owned` is 0 for all other inputs."""
     has_memory: Any = np.bool_(True)
     for k in range(state.count):
         data = context.data_of(state, values[k])
         owned[k] = 0
         if state.widen[k]:
-            elements, target = np.int64(1), slots + 8 * k
+            elements, target = np.int64(1), scalars + 8 * k
             if operands.scalars[k] == 0:
                 elements = operands.shapes[MAX_RANK * (k + 1) - 1]
                 target = owned[k] = allocate(elements * state.itemsizes[k])
@@ -156,22 +160,22 @@ def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    """OrtCustomOp::KernelComputeV2: run the node. Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, fault, wrong, values, operands, y_shape = begin(state, context_address)
+    has_many, fault, faulty_input, values, operands, y_shape = begin(state, context_address)
     size = context.size_of(y_shape)
     work_address, work = context.new_record(WORK)
     work.block = state.block
     if fault == NO_FAULT:
-        fault = _cut(work, y_shape, size, state.axis, state.layout, state.channels)
+        fault = _set_layout(work, y_shape, size, state.axis, state.lanes != 0, state.channels)
     if has_many or fault != NO_FAULT:
-        shapes = shape_at_fault(fault, wrong, operands, y_shape)
-        return context.fault_status(state, has_many, fault, shapes, wrong, state.axis, state.channels)
-    given = y_shape  # to ONNX Runtime
-    if state.layout and y_shape.size == 5:
-        given = array_at(stack(4), 4, np.int64)
-        _join_channels(y_shape, given)
-    status, y = context.output_of(state, context_address, 0, given)
+        shapes = shape_at_fault(fault, faulty_input, operands, y_shape)
+        return context.fault_status(state, has_many, fault, shapes, faulty_input, state.axis, state.channels)
+    output_shape = y_shape
+    if state.lanes and y_shape.size == 5:
+        output_shape = array_at(stack(4), 4, np.int64)
+        _join_channels(y_shape, output_shape)
+    status, y = context.output_of(state, context_address, 0, output_shape)
     if status or size == 0:
         return status
 
@@ -180,12 +184,10 @@ def compute(state_address: int, context_address: int) -> int:
     work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
     work.itemsizes = address_of(state.itemsizes, 0)
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
-    work.dimensions = loop_shape(operands, 0, y_shape, lengths, masks)
-    work.group, work.formats, work.has_failed = state.group, state.formats, 0
+    work.dimensions = merge_dimensions(operands, 0, y_shape, lengths, masks)
+    work.group_size, work.block_steps, work.has_failed = state.group_size, state.block_steps, 0
     work.functions, work.buffers_size = address_of(state.functions, 0), state.buffers_size
-    chunks = (size + CHUNK - 1) // CHUNK
-    if state.block:
-        chunks = _count_tile_chunks(work.size, work.block, work.length, work.inner)
+    chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner) if state.block else -(-size // CHUNK)
     addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
     if convert_inputs(state, values, operands, addresses, owned, stack(count)):
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
