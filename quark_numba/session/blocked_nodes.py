@@ -136,9 +136,9 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         raise NotRewrittenError("it has scales along an axis")
     stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
-    if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
+    if any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None):
         raise NotRewrittenError("it casts an input")
-    operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
+    operands = dict.fromkeys(name for name, declared, axis in roles if axis is None and not declared.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
     stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
@@ -155,7 +155,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         else:
             tensors.reorder_output(name)  # a tensor of one channel broadcasts
             names[name] = name
-    inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
+    inputs = [names[name] if axis is None and not declared.is_scalar else name for name, declared, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
     copy.attribute.append(helper.make_attribute("block_size", tensors.block))
     if count % tensors.block:

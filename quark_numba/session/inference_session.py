@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 _AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
-# Part of the message if ONNX Runtime cuts a model so that two parts need each other. OpenVINO's provider (1.24) may have such a
-# part on both sides of a node that it leaves to the CPU's.
+# Part of the message if ONNX Runtime cuts a model so that two parts need each other. The OpenVINO provider (1.24) may have such
+# a part on both sides of a node that it leaves to the CPU provider.
 _CIRCLE = "the graph is not acyclic"
 
 
@@ -49,14 +49,14 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
-        were registered with `qdq` = "float". If the session has other execution providers than the CPU's, and ONNX Runtime runs
-        the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
+        were registered with `qdq` = "float". If the session has execution providers other than the CPU provider, and ONNX
+        Runtime runs the model by itself, "auto" is "onnxruntime": a provider may have its own integer operators.
     operators : "auto", "custom", "cuda" or "standard"
-        In which operators the model is written, as in `optimize`. "auto": "cuda" if CUDA's provider is the only one beside the
-        CPU's, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's standard
-        operators alone; else "custom". OpenVINO's provider gets "custom", as it computes standard operators in its own
-        arithmetic. A node that has no kernel there and no form in standard operators stays as it is, and runs on the CPU's
-        provider; a warning (`logging`) names such nodes.
+        In which operators the model is written, as in `optimize`. "auto": "cuda" if the CUDA provider is the only one beside
+        the CPU provider, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's
+        standard operators alone; else "custom". The OpenVINO provider gets "custom", as it computes standard operators in its
+        own arithmetic. A node that has no kernel there and no standard form stays as it is, and runs on the CPU provider; a
+        warning (`logging`) names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimizations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimizations.
@@ -86,9 +86,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
         is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
-        If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
+        If an argument has an invalid value or type, or a name that neither this class nor ONNX Runtime knows; if `cache` is set
         for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
-        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
+        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is not a number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """
@@ -142,7 +142,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         if request.path is None:
             content = request.model if isinstance(request.model, bytes) else request.model.SerializeToString()
             self._request = None if artifact.path else request._replace(model=content)
-        # The path is that of the user's model: optimum, for one, copies the file with this name.
+        # The path is that of the model that the user passed: optimum, for one, copies the file with this name.
         self._model_path, self._model_bytes = request.path, None
         if request.is_native and artifact.probes:
             fast_start.add_kernels(request, artifact, recorded)
@@ -199,9 +199,9 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
-    """Let ONNX Runtime create its session of a model. It may refuse the model only for how it cuts it for another provider than
-    the CPU's, or for what its optimizers make of quantization nodes. Then let it try again without these. Raise its error if it
-    refuses that, too."""
+    """Let ONNX Runtime create its session of a model. It may refuse a model that runs without other providers, which it cuts
+    into parts that need each other, or without its optimizers of quantization nodes. Then let it try again without these. Raise
+    its error if it refuses that as well."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
         try:
@@ -211,7 +211,7 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
             again = functools.partial(create, source, request.providers, provider_options)
             if _CIRCLE in str(first) and request.providers and request.other_providers:
                 _log.warning(
-                    "this session runs on the CPU's provider alone, as ONNX Runtime refused the model with others: %s", first
+                    "this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", first
                 )
                 create(source, [CPU], None)
             elif _may_be_of_fusions(first, source, request.options) and _is_created_as_written(request.options, again):
