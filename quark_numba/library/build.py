@@ -47,13 +47,13 @@ def build_library(
     Parameters
     ----------
     models : path, or a sequence of paths, or None
-        ONNX models with different file names. None: no models, but all types, formats and attributes of Quark's operators
-        (com.amd.quark, com.vai.quantize), so that any model of Quark's runs as it is written. It takes a minute or two.
+        ONNX models with different file names. With None the library has all types, formats and attributes of Quark operators
+        (com.amd.quark, com.vai.quantize), so that any model by Quark runs as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional
         "linux-x86-64", "linux-aarch64", "windows-x86-64", "windows-aarch64", "macos-x86-64" or "macos-arm64", linked by zig
-        (``pip install 'quark_numba[build]'``). None: this machine, for which a C compiler on the PATH serves as well.
+        (``pip install 'quark_numba[build]'``). The default is this machine, for which a C compiler on the PATH serves as well.
     cpu : str, optional
         "x86-64", "x86-64-v2", "x86-64-v3" (the default of a named target) or "x86-64-v4"; "native" (the default without a
         target): this processor. Several levels go in one library, as "x86-64-v2,x86-64-v3,x86-64-v4": when it is registered, it
@@ -202,7 +202,7 @@ def _needs(models: Sequence[Path], qdq: Qdq) -> list[Need]:
 
 
 def _needs_of_quark() -> list[Need]:
-    """Return all that nodes of Quark's operators may need."""
+    """Return all that nodes of Quark operators may need."""
     needs = []
     for operator in dict.fromkeys(operator for domain in quark.DOMAINS for operator in OPERATORS.newest(domain)):
         # An attribute without a list of values may have any, and any of them stands for all.

@@ -122,11 +122,11 @@ static word constant_of(api_table api, word info, size_t index, word result[2]) 
 
 /* Whether each dimension has a size or a name. A scalar looks like an unknown shape. */
 static int has_shape(api_table api, word shape) {
-    enum { MOST_DIMENSIONS = 64 };
+    enum { MAX_DIMENSIONS = 64 };
     size_t rank = 0;
-    int64_t sizes[MOST_DIMENSIONS];
-    const char *names[MOST_DIMENSIONS] = {0};
-    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MOST_DIMENSIONS) return 0;
+    int64_t sizes[MAX_DIMENSIONS];
+    const char *names[MAX_DIMENSIONS] = {0};
+    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MAX_DIMENSIONS) return 0;
     if (!is_done(api, CALL(api, GetDimensions, shape, (word)sizes, (word)rank))) return 0;
     if (!is_done(api, CALL(api, GetSymbolicDimensions, shape, (word)names, (word)rank))) return 0;
     for (size_t i = 0; i < rank; i++)

@@ -195,13 +195,13 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
 
 
 # The fields of a tensor's elements other than raw_data, and the most elements of one number in them: of 2 bits in a byte.
-_FIELDS, _MOST_PER_ENTRY = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"), 4
+_FIELDS, _MAX_PER_ENTRY = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"), 4
 
 
 def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: int | None) -> None:
     """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, other bytes than its
-    elements need, or fewer numbers than can hold them. `most` is the size of the model's file; None: unknown. Asking for the
-    bytes copies them, so those of larger tensors are not counted."""
+    elements need, or fewer numbers than can hold them. `most` is the size of the model file, or None if it is unknown. Asking
+    for the bytes copies them, so those of larger tensors are not counted."""
     for tensor in tensors(model, leave):
         if any(dim < 0 for dim in tensor.dims):
             raise ModelError(f"{name}: tensor {tensor.name}: its shape is {(*tensor.dims,)}; expected no negative dimension")
@@ -210,9 +210,9 @@ def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: 
             raise ModelError(f"{name}: tensor {tensor.name}: its shape needs {expected} bytes, and the file has {most}")
         if 0 < expected <= _COUNTED and (size := len(tensor.raw_data)) != expected:
             raise ModelError(f"{name}: tensor {tensor.name}: it has {size} bytes; expected {expected}")
-        given, elements = sum(len(getattr(tensor, field)) for field in _FIELDS), math.prod(tensor.dims)
-        if given and elements > _MOST_PER_ENTRY * given:
-            raise ModelError(f"{name}: tensor {tensor.name}: its shape has {elements} elements, and it has {given} numbers")
+        numbers, elements = sum(len(getattr(tensor, field)) for field in _FIELDS), math.prod(tensor.dims)
+        if numbers and elements > _MAX_PER_ENTRY * numbers:
+            raise ModelError(f"{name}: tensor {tensor.name}: its shape has {elements} elements, and it has {numbers} numbers")
 
 
 def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:

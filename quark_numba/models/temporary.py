@@ -227,7 +227,7 @@ def recover(path: str | os.PathLike[str]) -> None:
 
 
 def is_locked(lock: Any) -> bool | None:
-    """Lock an open file for this process alone, and return whether that was possible; None: the file system has no locks.
+    """Lock an open file for this process alone, and return whether that was possible, or None if the file system has no locks.
     Return True on Windows, where a file that is open cannot be removed."""
     if os.name != "posix":
         return True

@@ -18,7 +18,7 @@ from ..element_types import FLOAT16, FLOAT32, find
 from .graph import Graph
 from .nodes import Operand
 
-_MOST = 2.0**100
+_MAX_BOUND = 2.0**100
 
 # By which factor rounding may enlarge a bound.
 _ROUNDED = 1.01
@@ -40,15 +40,15 @@ class Bounds:
     def of(self, value: ir.Value) -> float:
         return self._of[value] if value in self._of else self.of_constant(value, _largest)
 
-    def keep(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a value have the bound of the one in whose place it is."""
+    def copy(self, old: ir.Value, new: ir.Value) -> None:
+        """Copy the bound of a value to the one that replaces it."""
         self._of[new] = self.of(old)
 
     def add(self, node: ir.Node) -> None:
         """Record the bounds of a node's outputs."""
         bound = self._bound(node)
         for value in node.outputs:
-            self._of[value] = bound if bound <= _MOST else math.inf
+            self._of[value] = bound if bound <= _MAX_BOUND else math.inf
 
     def of_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
         """Return what a function returns for the value of a constant, in float64; math.inf for other values."""

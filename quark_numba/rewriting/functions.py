@@ -40,10 +40,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     for user, names in used.items():
         for name in names:
             users[name].add(user)
-    own = {
+    affected = {
         name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
     }
-    wanted = _reached(own, users)
+    wanted = _reached(affected, users)
     if not wanted:
         return Counter(), Counter()
     for name in wanted:
@@ -102,7 +102,7 @@ def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
     if node.op_identifier() in functions:
         return False
     is_operator = OPERATORS.find(node.domain, node.op_type) is not None
-    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_one(node.domain, node.op_type)
+    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_channels_last(node.domain, node.op_type)
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:

@@ -91,10 +91,10 @@ def _session(
     constants: Mapping[str, NDArray[np.generic]] = MappingProxyType({}),
 ) -> onnxruntime.InferenceSession:
     """Return a session of the CPU provider with one node, whose inputs are `constants` or have these types of TensorProto."""
-    given = [helper.make_tensor_value_info(name, number, None) for name, number in zip(node.input, inputs, strict=False)]
+    infos = [helper.make_tensor_value_info(name, number, None) for name, number in zip(node.input, inputs, strict=False)]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     y = helper.make_tensor_value_info("y", output, None)
-    graph = helper.make_graph([node], "probe", given, [y], initializers)
+    graph = helper.make_graph([node], "probe", infos, [y], initializers)
     opsets = [helper.make_opsetid(name, number) for name, number in ({"": 10} | {domain: version}).items()]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

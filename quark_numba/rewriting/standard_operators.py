@@ -34,7 +34,7 @@ def are_all(graph: Graph) -> bool:
 
 def rewrite(graph: Graph) -> None:
     """With `qdq` = "onnxruntime", leave nodes with types for which ONNX Runtime's results may differ from the specification's.
-    Nodes that ONNX Runtime cannot run are none of these, and neither are nodes that compute scales for those alone."""
+    Nodes that ONNX Runtime cannot run do not count, nor do nodes that compute scales for those alone."""
     if graph.qdq == "onnxruntime":
         for node, meaning in _nodes(graph)[1].items():
             if _may_differ(meaning):
