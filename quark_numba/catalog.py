@@ -88,7 +88,8 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-# The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare the others.
+# The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare all other
+# operators.
 _FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region)
 _DIALECTS = (qonnx, mct, nvidia, openvino)
 _OF_FAMILIES = [operator for family in _FAMILIES for operator in family.OPERATORS]

@@ -49,7 +49,7 @@ class Attribute:
 class Parameter:
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
     parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, the element type of each of its
-    inputs is any one of its type variable, whatever the others have. Every node has at least one input."""
+    inputs is any one of its type variable, independently of the others. Every node has at least one input."""
 
     name: str
     variable: str

@@ -60,7 +60,7 @@ def build_library(
         takes the best one that the processor has. Registering the library on a processor that lacks the instructions gives an
         error. AArch64 has one choice.
     optimize : bool
-        Whether the models are optimized. False: they stay as written.
+        Whether the models are optimized. Otherwise they stay as written.
     qdq : "auto", "float" or "onnxruntime"
         Who runs ONNX's own QuantizeLinear and DequantizeLinear. The models are optimized with this argument, as by `optimize`.
         "float": the library also replaces these two operators of ONNX Runtime, as `register` does it, and with the same
@@ -77,8 +77,8 @@ def build_library(
         If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written;
         or in a frozen application, which has no Python for another process.
     RuntimeError
-        If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
-        `qdq` = "float".
+        If the native backend is not available: it creates the sessions that tell what the models need. If ONNX Runtime is too
+        old for `qdq` = "float".
     ValueError
         If there is no model, if two have the same file name, if there is no such target or processor, or if `qdq` is not one of
         the above, or is "float" without models.

@@ -95,7 +95,7 @@ static word read_attribute(api_table api, word info, const struct attribute *att
     return failure;
 }
 
-/* The element type of an input or output; ANY_TYPE if it is no tensor. */
+/* The element type of an input or output; ANY_TYPE if it is not a tensor. */
 static word type_of(api_table api, word info, int get, size_t index, int *type) {
     word type_info = 0, tensor = 0, status;
     *type = ANY_TYPE;
@@ -106,7 +106,7 @@ static word type_of(api_table api, word info, int get, size_t index, int *type) 
     return status;
 }
 
-/* The address and the number of elements of an input; zeros if it is no constant. */
+/* The address and the number of elements of an input; zeros if it is not a constant. */
 static word constant_of(api_table api, word info, size_t index, word result[2]) {
     int is_constant = 0;
     word value = 0, shape = 0, status;

@@ -205,7 +205,7 @@ static const void *const functions[FUNCTIONS] = {
     [InferOutputShapeFn] = infer,
 };
 
-/* The name of an instruction set that this processor or system lacks and the library needs; null if there is none. */
+/* The name of an instruction set that this processor or system lacks and the library needs; null if nothing is missing. */
 static const char *lacking(void) {
 #if defined(__x86_64__)
     unsigned a, b, c, d, state = 0;
@@ -266,7 +266,7 @@ __attribute__((destructor)) static void release(void) {
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* The library has a part for each processor, with tables of its own. A part leaves what it lacks to the next, and the first part's
+/* The library has a part for each processor, with its own tables. A part leaves what it lacks to the next, and the first part's
    REGISTER is the library's RegisterCustomOps. */
 #ifdef NEXT
 word NEXT(word options, const void *const *base);

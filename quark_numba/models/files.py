@@ -78,7 +78,7 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
                 return
             for each in written[:-1]:
                 _check_replaceable(os.path.join(place, each))
-            if before and before.st_nlink > 1:  # it could not be replaced at once, together with the others
+            if before and before.st_nlink > 1:  # it would be overwritten in place, not exchanged together with the other files
                 raise WriteError(f"it has {before.st_nlink} hard links, and gets a file beside it; expected a file with one")
             with exchanging(written, place, folder):
                 for each in written:

@@ -208,7 +208,7 @@ class Source:
         return Source(load(self.path, external_data=False), self._folder_argument, self.path, self._leave, self._state)
 
     def forget(self) -> None:
-        """Let go of the model, which then is no longer in memory."""
+        """Release the memory of the model."""
         self.proto = onnx.ModelProto()
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ _COUNTED = 1 << 26
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in the attributes of a node."""
+    """Yield the graphs in the attributes of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -31,7 +31,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of graphs, each before those of its subgraphs."""
+    """Yield the nodes of graphs, each before those of its subgraphs."""
     for graph in graphs:
         for node in graph.node:
             yield node
@@ -39,7 +39,7 @@ def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePr
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """All graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
+    """Yield all graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
     training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
@@ -50,7 +50,7 @@ def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
 
 
 def used_names(node: onnx.NodeProto) -> Iterator[str]:
-    """The names of the values that a node takes, and that its subgraphs take from outside of them."""
+    """Return the names of the values that a node takes, and that its subgraphs take from outside."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         inner = {value.name for value in (*graph.input, *graph.initializer)}
@@ -61,7 +61,7 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
+    """Yield all tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):
@@ -101,7 +101,7 @@ def load_tensors(
 
 @contextmanager
 def _errors_of(tensor: onnx.TensorProto, name: str) -> Iterator[None]:
-    """Turn the error of a tensor in a file into ModelError, which names the tensor and the model `name`."""
+    """Turn the error of a tensor in a file into ModelError, whose message names the tensor and the model `name`."""
     with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
         try:
             yield

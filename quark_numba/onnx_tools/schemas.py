@@ -27,7 +27,7 @@ _OPTIONS = {
 
 def register_schemas() -> None:
     """Register the operators of all dialects, and those that `optimize` writes, with ``onnx.checker`` and
-    ``onnx.shape_inference``. They are the operators that ``quark-numba types`` prints in domains other than ONNX's.
+    ``onnx.shape_inference``. They are the operators that ``quark-numba types`` prints in domains other than that of ONNX.
 
     The checker then refuses models with other element types, inputs or attributes. Shape inference infers the element types and
     shapes of outputs. It raises ``onnx.shape_inference.InferenceError``, in strict mode or not, for wrong element types, wrong
@@ -122,7 +122,7 @@ def _infer(operator: Operator, context: Any) -> None:
 
 
 def _check_types(operator: Operator, protos: list[Any]) -> None:
-    """Raise TypeError if an input's element type is not allowed, also if it is not one of the package's."""
+    """Raise TypeError if an input's element type is not allowed, or if the package does not have it."""
     for index, proto in enumerate(protos):
         number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
         if number and find_any(number) is None:

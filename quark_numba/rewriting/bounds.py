@@ -123,7 +123,7 @@ def _first(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _pool(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """With ceil_mode a window may hold nothing but padding."""
+    """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
     return math.inf if node.attributes.get_int("ceil_mode", 0) else of[0]
 
 
@@ -132,7 +132,7 @@ def _at_most_1(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _clip(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """NaN passes a Clip, and so does every number within its bounds, which may exclude 0."""
+    """Return the bound of a Clip. NaN passes it, and so does every number within its bounds, which may exclude 0."""
     if len(node.inputs) != 3 or not math.isfinite(of[0]):
         return math.inf if not math.isfinite(of[0]) or len(node.inputs) > 1 else of[0]
     return max(of[1], of[2])
@@ -171,7 +171,7 @@ def _quotient(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _products(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """Conv, Gemm, MatMul: sums of products with a constant, and a bias."""
+    """Return the bound of Conv, Gemm or MatMul: sums of products with a constant, and a bias."""
     weights = node.inputs[1]
     kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
     reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns

@@ -182,7 +182,7 @@ def _lazily(
 
 
 def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
-    """`_lazily` for a node of fake quantization, whose parameters broadcast to x."""
+    """Return the output as `_lazily` does, for a node of fake quantization, whose parameters broadcast to x."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):

@@ -23,8 +23,8 @@ from .stand_ins import skeleton
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
-FUSED = "ONNX Runtime fuses it into an operator of its own"
-UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
+FUSED = "ONNX Runtime fuses it into one of its own operators"
+UNKNOWN = "ONNX Runtime may fuse it; whether it does is not known"
 
 # What the message of a WriteError, and so a reason to leave a node, has where ONNX Runtime could not write its answer.
 UNWRITTEN = "a temporary file cannot be written"

@@ -63,7 +63,7 @@ class Values:
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
         """Return the array of a constant, or None if the value is not a constant or has a type that the package lacks. A large
-        array is read anew each time."""
+        array is read again each time."""
         if value not in self._arrays:
             tensor = self.tensor(value)
             if tensor is None or find_any(tensor.dtype.value) is None:
@@ -327,12 +327,12 @@ class Nodes(Values):
         stays_if(value.is_graph_output(), f"{what} are an output of its graph")
         stays_if(not value.uses(), f"nothing uses {unused}")
         followers = []
-        for user, at in value.uses():
+        for user, position in value.uses():
             follower = self.node(user)
             stays_if(user.graph is not node.node.graph, f"{what} are used in another graph")
-            if follower and at == index and follower in self.reasons:
+            if follower and position == index and follower in self.reasons:
                 raise NotRewrittenError(f"{follower.full_name} after it stays: {self.reasons[follower]}")
-            if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
+            if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
                 raise NotRewrittenError(f"{what} are used by {full_name(user)}")
             followers.append(follower)
         return sorted(followers, key=lambda follower: follower.place)

@@ -97,8 +97,8 @@ def optimize(
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto | None:
-    """Return the model with its quantization nodes in cheaper forms. Each gives the same bits as before, apart from ties in
-    integer operators (see `qdq`). With `out`, write it to a file instead.
+    """Return the model with its quantization nodes rewritten into fewer, cheaper nodes. They give the same bits as before,
+    apart from ties in integer operators (see `qdq`). With `out`, write it to a file instead.
 
     - Nodes whose inputs are all constants are folded into initializers.
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
@@ -111,12 +111,11 @@ def optimize(
     - A quantize node after a dequantize node with the same constant parameters is dropped if every code comes back. This is
       proved or tried, for integers of up to 16 bits. A round trip whose input elements are all results of an equal round trip
       is dropped as well, as it would return its x.
-
     - With `operators` = "standard" every node is written in ONNX's standard operators at the end, without regions.
 
-    Subgraphs are treated alike. Local functions with nodes of the package's operators are inlined first. Everything else stays
-    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model. With
-    `operators` = "standard" they do not, and any execution provider runs the model.
+    Subgraphs are rewritten in the same way. Local functions with nodes of the package's operators are inlined first. Everything
+    else stays as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.
+    With `operators` = "standard" they do not, and any execution provider runs the model.
 
     Parameters
     ----------
@@ -205,7 +204,7 @@ class Optimized:
         return result
 
     def check_operators(self) -> None:
-        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package's is left."""
+        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package is left."""
         if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 

@@ -1,7 +1,7 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
 ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
-not do in the model as written. They quantize folded weights anew, turn a dequantize node and a MatMul into a product that
+not do in the model as written. They quantize folded weights again, turn a dequantize node and a MatMul into a product that
 quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
 stay."""
 

@@ -49,8 +49,8 @@ def rewrite(graph: Graph) -> None:
 
 
 class _Steps:
-    """The steps for nodes of a graph. `fused` are the values that ONNX Runtime computes in operators of its own, with the
-    reason. The nodes come in the order of the graph: a step for one may show that the next ones are float32."""
+    """The steps for nodes of a graph. `fused` are the values that ONNX Runtime computes in its own operators, with the reason.
+    The nodes come in the order of the graph: a step for one may show that the next ones are float32."""
 
     def __init__(self, graph: Graph, fused: dict[str, str]) -> None:
         self.graph, self.fused = graph, fused

@@ -1,5 +1,5 @@
-"""Stand-ins: ONNX's operators in the place of the package's, so that onnx and ONNX Runtime can be asked about the rest of a
-model."""
+"""Stand-ins: ONNX operators in the place of the operators of this package, so that onnx and ONNX Runtime can be asked about the
+rest of a model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _NEW = "::quark_numba"
 
 
 class StandIns(ABC):
-    """ONNX's operators in the place of the package's, ONNX's own among them. Outputs keep their names and element types, but
-    not their values. A node is left out if it is not valid, or if the element type of its output is unknown. `shapes` are the
-    names of graph inputs that the stand-ins take, and that the caller has to add to the model."""
+    """ONNX operators in the place of the operators of this package, ONNX's own quantization operators among them. Outputs keep
+    their names and element types, but not their values. A node is left out if it is not valid, or if the element type of its
+    output is unknown. `shapes` are the names of graph inputs that the stand-ins take, and that the caller has to add to the
+    model."""
 
     def __init__(self) -> None:
         self.shapes: list[str] = []

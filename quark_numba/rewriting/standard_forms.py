@@ -51,9 +51,9 @@ def rewrite(graph: Graph) -> None:
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
     while nodes:
         graph.forget_inferred()
-        left = [node for node in nodes if not _is_written(graph, node, bounds)]
+        remaining = [node for node in nodes if not _try_to_write(graph, node, bounds)]
         # More types and shapes may follow from what was written.
-        nodes = left if len(left) < len(nodes) else []
+        nodes = remaining if len(remaining) < len(nodes) else []
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
@@ -62,7 +62,7 @@ def _is_to_write(graph: Graph, node: Node) -> bool:
     return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
 
 
-def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
+def _try_to_write(graph: Graph, node: Node, bounds: Bounds) -> bool:
     try:
         _write(graph, node, bounds)
     except NotRewrittenError as error:
@@ -77,7 +77,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
-        raise NotRewrittenError("it has no form in standard operators")
+        raise NotRewrittenError("it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)

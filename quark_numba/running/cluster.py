@@ -81,7 +81,7 @@ def interruptions() -> Iterator[Callable[[], None]]:
     """Yield a function that raises KeyboardInterrupt if Ctrl-C has come in the meantime. A second Ctrl-C raises at once.
 
     An exception that is raised at any moment may get lost. Python drops it in a finalizer, and each future has one. asyncio
-    logs it and goes on."""
+    logs it and continues."""
     before = signal.getsignal(signal.SIGINT)
     if before not in (signal.default_int_handler, interrupt) or threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -42,8 +42,8 @@ class Data:
         The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of an .npy file or a folder of
         them if the model has one input. A feed is a mapping of names to arrays, or an array if the model has one input. Each
         array is a batch, or a stack of batches if all arrays have one dimension more than their inputs. Batches are read when
-        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, such as dask's and
-        h5py's, a batch at a time is read, in this process and on the thread of the caller.
+        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, as in dask and h5py,
+        a batch at a time is read, in this process and on the thread of the caller.
     batch : int, optional
         The number of rows of a batch: arrays are cut into batches of this size.
     limit : int, optional

@@ -60,7 +60,7 @@ class File:
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether the rows of an array are not together in the file, or compressed."""
+        """Whether the file has to be read as a whole, as an array is compressed or in Fortran order."""
         return any(member.offset is None or member.is_fortran for member in self.members.values())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -72,7 +72,7 @@ class File:
         return arrays
 
     def arrays_again(self) -> dict[str, NDArray[Any]]:
-        """As `arrays`. This thread keeps the arrays of one file until it reads another one."""
+        """Return `arrays`. The thread keeps those of one file until it reads another file."""
         if _last.arrays is None or _last.arrays[0] != self:
             _last.arrays = None  # before the next file is in memory, too
             _last.arrays = self, self.arrays()
@@ -111,7 +111,7 @@ _last = _Last()
 
 
 def forget() -> None:
-    """Let go of what this thread keeps of the last file that it read."""
+    """Release what this thread keeps of the last file that it read."""
     _last.arrays = _last.checked = None
 
 
@@ -166,7 +166,7 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes],
 
 @contextmanager
 def _errors_of(path: str | Path) -> Iterator[None]:
-    """Turn errors in the context into ModelErrors: the file may be missing or have any content."""
+    """Turn errors in the context into ModelError, as the file may be missing or have any content."""
     try:
         yield
     except ModelError:

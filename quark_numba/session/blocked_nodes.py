@@ -131,7 +131,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
-        raise NotRewrittenError("it has blocks along another axis than that of channels")
+        raise NotRewrittenError("it has blocks along another axis than channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
         raise NotRewrittenError("it has scales along an axis")
     stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # The message if initializers that are graph inputs keep nodes from being folded.
 _COMPUTED = (
     "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
-    "if nobody does, keep_initializers_as_inputs=False makes the session faster"
+    "if yours are not, keep_initializers_as_inputs=False makes the session faster"
 )
 
 # The message if nodes stay custom operators in a session with other providers.
@@ -115,8 +115,8 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
 
 
 def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
-    """Return, by the operator of a node, whether `optimize` rewrites it where it can, and why a model with the node as it is
-    cannot run. Nodes that can run, as far as is known, are left out."""
+    """Return the operators of a model that are known to run nowhere. Each has a flag, whether `optimize` rewrites its nodes
+    where it can, and the reason why a model with the node as it is cannot run."""
     refusals = {}
     for node in protos.nodes(model.graph, *model.functions):
         if why := refused.reason(node.domain, node.op_type):

@@ -137,7 +137,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
         with kept_kernels.recording() as recorded:
             artifact = self._start(request, artifact or _create_artifact(request), create, provider_options)
-        # For other providers the model is made anew. A large one in memory is not kept for that.
+        # `set_providers` prepares the model again, so it is kept, except for a large one in memory.
         self._request: SessionRequest | None = request
         if request.path is None:
             content = request.model if isinstance(request.model, bytes) else request.model.SerializeToString()
@@ -149,7 +149,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As in ``onnxruntime.InferenceSession``. The model is made anew, for these providers.
+        """Choose other providers, as in ``onnxruntime.InferenceSession``. The model is prepared again for these.
 
         Raises
         ------
@@ -214,7 +214,7 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
                     "this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", first
                 )
                 create(source, [CPU], None)
-            elif _may_be_of_fusions(first, source, request.options) and _is_created_as_written(request.options, again):
+            elif _may_be_of_fusions(first, source, request.options) and _create_as_written(request.options, again):
                 what = "ONNX Runtime optimizes nothing in this session, as it refused the model with its optimizations: %s"
                 _log.warning(what, first)
             elif artifact.refusal:  # only now: a library that the user registered may run the operator
@@ -245,9 +245,9 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
 
 
-def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
-    """Whether ONNX Runtime creates the session without optimizers. The entries of the options that turn off a few of them will
-    not do: ONNX Runtime warns of each entry that is changed back."""
+def _create_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
+    """Let ONNX Runtime create the session without optimizers, and return whether it does. The entries that turn off single ones
+    are not used, as ONNX Runtime warns of each entry that is changed back."""
     with changing:
         before = options.graph_optimization_level
         options.graph_optimization_level = _AS_WRITTEN

@@ -79,7 +79,7 @@ class ModelCache(NamedTuple):
         files: Sequence[str | os.PathLike[str]],
         build: Callable[[Path | None], Artifact],
     ) -> Artifact:
-        """Return the model that is kept for a request and the files of its model, the model's own first. If there is none,
+        """Return the model that is kept for a request and the files of its model, the model's own first. If no model is kept,
         build and keep it.
 
         `build` takes the folder for its temporary folders, None for the default. A path that it returns is in a new folder
@@ -218,7 +218,7 @@ def limit() -> float:
 
 
 def _open(entry: Path) -> Artifact:
-    """Return the model of an entry. Raise an exception of any kind if there is no model, or if it is damaged or belongs to
+    """Return the model of an entry. Raise an exception of any kind if it has no model, or if it is damaged or belongs to
     another entry. A file whose state differs from the recorded one has to have the same content."""
     with open(entry / _MANIFEST, "rb", opener=without_links) as file:
         manifest = json.loads(file.read())

@@ -48,7 +48,7 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Plan:
         passes if needs_passes else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
         compiles_ahead=is_native and is_custom,
-        in_one_file=replaced.from_memory,  # ONNX Runtime would look in memory for the others
+        in_one_file=replaced.from_memory,  # ONNX Runtime would look for other files in memory
     )
 
 
