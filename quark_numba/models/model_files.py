@@ -252,7 +252,7 @@ def in_one_file(model: onnx.ModelProto) -> bytes:
 
 
 def _size(model: Model) -> int:
-    """Return the number of bytes of a model; for onnx-ir those of its initializers."""
+    """Return the number of bytes of a model. For a model of onnx-ir, only its initializers count."""
     if isinstance(model, ir.Model):
         return sum(tensor.nbytes for value in model.graph.initializers.values() if (tensor := value.const_value) is not None)
     return sum(proto.ByteSize() for proto in (*model.graph.initializer, *model.graph.node, *model.functions))

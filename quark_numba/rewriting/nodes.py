@@ -295,8 +295,8 @@ class Nodes(Values):
     # What nodes mean.
 
     def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
-        """Return the tensors of a node's inputs, None for an omitted input. Return None if any input is not a constant of one
-        of the package's element types."""
+        """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
+        has a type that the package lacks."""
         tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]
         for value, tensor in zip(node.node.inputs, tensors, strict=True):
             if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):

@@ -238,7 +238,7 @@ def optimized(
     has_other_providers: bool = False,
 ) -> Optimized:
     """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants. `integers`:
-    where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model is for
+    where integer operators have to be exact, if they may be used at all. `has_other_providers` says whether the model is for
     execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check_choices(QDQ, qdq=qdq)
@@ -318,7 +318,7 @@ def _check_acyclic(graph: ir.Graph) -> None:
 
 
 def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
-    """Add, for each node of a graph and its subgraphs, those that have to run before it is done: those of its subgraphs too."""
+    """Add, for each node of a graph and its subgraphs, the nodes that have to run before it is done, also in its subgraphs."""
     graph_types = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
     for node in graph:
         takes[node] = [*node.predecessors()]

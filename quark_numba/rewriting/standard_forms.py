@@ -27,8 +27,8 @@ from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written: those of this package; those of them that the CUDA provider runs, and ONNX's; ONNX's
-# alone; or those of these that WebGPU has.
+# In which operators a model is written, in this order: the operators of this package; those of them that the CUDA provider
+# runs, and ONNX operators; ONNX operators alone; or only the ONNX operators that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
@@ -45,8 +45,8 @@ def check(operators: object) -> None:
 
 
 def rewrite(graph: Graph) -> None:
-    """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run, or are to stay
-    on a GPU."""
+    """Write the standard forms of all nodes of the package's operators, ONNX's own among them, unless ONNX Runtime or a GPU is
+    to run them as they are."""
     bounds = Bounds(graph)
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
     while nodes:

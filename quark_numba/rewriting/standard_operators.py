@@ -1,4 +1,4 @@
-"""Choose the nodes of ONNX's own operators, and of com.microsoft's, that stay as they are for ONNX Runtime to run."""
+"""Choose the nodes of ONNX's own operators, and of those of com.microsoft, that stay as they are for ONNX Runtime to run."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def create_session(
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
     beginning of the paths of profile files, "" for no files. `keeps_memory` is False for one of hundreds of sessions. `folder`
-    has the tensors in files of a model without a path. `fuses_integers`: whether ONNX Runtime may fuse its own quantization
+    has the tensors in files of a model without a path. `fuses_integers` says whether ONNX Runtime may fuse its own quantization
     nodes into integer operators although the model has operators of the package. `providers` are names as in ``providers_of``.
     Raise ModelError, also if a provider does not start because its libraries are missing, for example. ONNX Runtime would
     continue with the others.

@@ -31,8 +31,8 @@ NOT_IN_BLOCKS = "no input is in blocks"
 class Blocked(NamedTuple):
     """A tensor in blocks.
 
-    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros`: whether the
-    padding is known to be 0. `is_number`: whether no element can be NaN."""
+    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros` says whether the
+    padding is known to be 0. `is_number` says whether no element can be NaN."""
 
     name: str
     channels: int
@@ -194,7 +194,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """Return the dimensions of a value, None for an unknown dimension; None if their number is unknown."""
+    """Return the dimensions of a value, with None for an unknown one, or None if the rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None

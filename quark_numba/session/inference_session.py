@@ -82,7 +82,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Raises
     ------
     ModelError
-        If there is no such file (MissingFileError, which is a FileNotFoundError, too), if it is not an ONNX model, a tensor
+        If there is no such file (MissingFileError, which is also a FileNotFoundError), if it is not an ONNX model, a tensor
         cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
         is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
@@ -230,7 +230,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
-    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: ONNX Runtime's own are others
+    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: a refused model gives others
         return False
     with IMPORTS:
         from ..models import protos

@@ -12,8 +12,9 @@ import onnxruntime
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
 
-# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
-# optimizes it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
+# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
+# to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are for
+# the session alone.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",
     "mlas.disable_kleidiai",
@@ -59,7 +60,8 @@ class Replacements(NamedTuple):
     """What session options put in the place of a model's tensors.
 
     `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
-    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
+    `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package
+    makes."""
 
     names: frozenset[str]
     in_files: frozenset[str]

@@ -17,7 +17,7 @@ from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
 from ..ort.providers import available, operators_for, others_than_cpus
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
 
-# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
+# In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
 Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
