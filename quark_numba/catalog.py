@@ -67,10 +67,11 @@ class Catalog:
 
     def newest(self, domain: str) -> tuple[Operator, ...]:
         """Return the newest version of each operator in a domain. It accepts everything that older versions accept."""
-        return tuple(versions[-1] for (own, _), versions in self._versions.items() if own == domain)
+        return tuple(versions[-1] for (its_domain, _), versions in self._versions.items() if its_domain == domain)
 
     def find(self, domain: str, name: str) -> Operator | None:
-        """Return the newest version of the operator of a node, by the node's domain and op_type; None: not in the catalog."""
+        """Return the newest version of the operator of a node, by the node's domain and op_type, or None if the catalog lacks
+        it."""
         versions = self._versions.get((_ALIASES.get(domain, domain), name))
         return versions[-1] if versions else None
 
@@ -87,7 +88,8 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-# The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare the others.
+# The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare all other
+# operators.
 _FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region)
 _DIALECTS = (qonnx, mct, nvidia, openvino)
 _OF_FAMILIES = [operator for family in _FAMILIES for operator in family.OPERATORS]

@@ -16,11 +16,11 @@ class Operand(Protocol):
 
     @property
     def array(self) -> NDArray[Any] | None:
-        """The value of a constant; None: not a constant."""
+        """The value of a constant, or None if it is not a constant."""
 
     @property
     def element_type(self) -> ElementType | None:
-        """The element type; None: unknown."""
+        """The element type, or None if it is unknown."""
 
     def is_same(self, other: Any) -> bool:
         """Whether another operand has the same value in every run."""
@@ -38,14 +38,14 @@ class Affine(Generic[AnyOperand]):
     x, scale, zero_point : Operand
         Inputs of the node. An omitted zero point is 0.
     element_type : ElementType, optional
-        The element type of the codes; None: unknown.
+        The element type of the codes. None if it is unknown.
     axis, block_size : int
         The granularity, if there are several scales: one for each index along `axis`, or one for each block along it if
         `block_size` is not 0.
     saturate : bool
         Whether rounding to a float8 type saturates.
     computes_in : ElementType, optional
-        The float type in which the quotient is computed, or the product returned; None: the type of the scale.
+        The float type in which the quotient is computed, or the product returned. None for the type of the scale.
     """
 
     x: AnyOperand
@@ -121,7 +121,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
     bits : float
         The number of bits of an element, with its share of the block's exponent.
     stored : StoredForm, optional
-        How the format is stored as codes and scales; None: in another way.
+        How the format is stored as codes and scales. None if it is not stored so.
     is_idempotent : bool
         Whether float32 results come back from an equal node as they are, also if some of them became 0.
     """
@@ -155,7 +155,7 @@ class DynamicQuantize(Generic[AnyOperand]):
     ----------
     x : Operand
     scale : Operand, optional
-        One scale for the whole tensor, by which those of the blocks are to be multiplied. None: there is none.
+        One scale for the whole tensor, by which those of the blocks are to be multiplied.
     element_type : ElementType
         The element type of the codes.
     axis, block_size : int
@@ -184,8 +184,8 @@ class FakeQuantize(Generic[AnyOperand]):
     parameters : mapping
         What describes the format, by the names of the form: operands, or numbers.
     axis : int, optional
-        The axis of x along which operands lie, which have one dimension then, or one element. None: each operand has one
-        element. "broadcast": they broadcast to x as in numpy.
+        The axis of x along which operands lie, which have one dimension then, or one element. None if each operand has one
+        element, "broadcast" if they broadcast to x as in numpy.
     """
 
     x: AnyOperand

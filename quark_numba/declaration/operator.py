@@ -29,10 +29,10 @@ class Operator(Schema):
         The family's name for the computation. Operators with the same computation have the same `operation`.
     call : callable
         ``call(*inputs, **attributes)`` with arrays, None for an omitted input, and values for all attributes. Returns an array,
-        or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
+        or a tuple of arrays if there are several outputs. It raises TypeError or ValueError.
     infer : callable
         ``infer(inputs, attributes)`` with a ``Tensor`` for each input, None for an omitted input, and values for all
-        attributes. Returns a ``Tensor`` for each output. Raises ValueError for invalid attributes and shapes.
+        attributes. It returns a ``Tensor`` for each output, and raises ValueError for invalid attributes and shapes.
     faults : mapping of number to message
         The messages of the errors that a run may find. In a message, ``{NAME_shape}`` stands for the shape of the input NAME,
         and ``{NAME}`` for the value of the attribute NAME, an INT.
@@ -40,29 +40,30 @@ class Operator(Schema):
         The number formats that the operator quantizes to or from, each with the element type of the tensors that hold it; None
         if no tensor does.
     select_format : callable, optional
-        ``select_format(types, attributes)`` as `format_of`. None: the operator has one format.
+        ``select_format(types, attributes)`` as `format_of`. Not set if the operator has only one format.
     column : str
         The type variable that the tables of the documentation have columns for. Their rows are formats.
     meaning : callable, optional
         ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for an omitted input, and values for all
-        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
-        ``DynamicQuantize`` or ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their
-        computation.
+        attributes. It returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
+        ``DynamicQuantize`` or ``FakeQuantize``. It raises ValueError for invalid attributes. Not set if the nodes round inside
+        their computation.
     standard_form : callable, optional
         ``standard_form(op, inputs, attributes)`` with a ``Builder``, an ``Operand`` for each input, None for an omitted input,
-        and values for all attributes. Writes nodes of ONNX's standard operators that compute the same, and returns an
-        ``Operand`` for each output. Raises ValueError for invalid attributes, and NotRewrittenError. None: there is none.
+        and values for all attributes. It writes nodes of ONNX's standard operators that compute the same, and returns an
+        ``Operand`` for each output. It raises ValueError for invalid attributes, and NotRewrittenError. Not set if there is no
+        such form.
     like : callable, optional
-        ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
-        ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
+        ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. It returns an operator of
+        ONNX (name, inputs, attributes) whose output has the shape of y. Not set if y has the shape of the first input.
     attributes_of_shapes : callable, optional
-        ``attributes_of_shapes(*shapes of inputs)``. Returns the attributes that follow from the shapes, among the attributes
+        ``attributes_of_shapes(*shapes of inputs)``. It returns the attributes that follow from the shapes, among the attributes
         that are not always written.
     newer_name : str
-        The name of the same operator in newer models, which the tables list instead; "": `name` is the newest name.
+        The name of the same operator in newer models, which the tables list instead. Empty if `name` is the newest one.
     uint8_holds : ElementType, optional
         The element type whose codes the operator finds in tensors of uint8. Models from before ONNX had the type write it so.
-        None: uint8 is what it says.
+        Not set if uint8 means uint8.
     is_checked_at_load : bool
         Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
         operators with hundreds of nodes in a model are checked in the run instead.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Invalid(str):
-    """The reason of a node that is not valid, or that is behind one."""
+    """The reason of a node that is not valid, or that comes after such a node."""
 
 
 class NotRewrittenError(Exception):

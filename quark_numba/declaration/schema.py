@@ -30,26 +30,26 @@ class Attribute:
     """An attribute of an operator."""
 
     name: str
-    default: Any = None  # None: the attribute is required
+    default: Any = None  # None if the attribute is required
     doc: str = ""
     kind: Kind = "INT"
 
     # Whether models have the attribute on every node. Only then can it be read through onnxruntime-extensions.
     is_always_written: bool = True
 
-    # The values that the attribute may have, if they are few; empty: the operator takes any, or says which.
+    # The values that the attribute may have, if they are few. If empty, the operator takes any value, or checks it itself.
     values: tuple[Any, ...] = ()
 
-    def value(self, given: Any) -> Any:
-        """Return `given`, which may be text, in the Python type of this kind of attribute."""
-        return _PYTHON[self.kind](given)
+    def value(self, value: Any) -> Any:
+        """Return a value, which may be text, in the Python type of this kind of attribute."""
+        return _PYTHON[self.kind](value)
 
 
 @dataclass(frozen=True)
 class Parameter:
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
     parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, the element type of each of its
-    inputs is any one of its type variable, whatever the others have. Every node has at least one input."""
+    inputs is any one of its type variable, independently of the others. Every node has at least one input."""
 
     name: str
     variable: str
@@ -73,7 +73,7 @@ def shape_text(shape: Shape | None) -> str:
 
 
 class Tensor(NamedTuple):
-    """The element type and the shape of a tensor before the model runs; None: unknown."""
+    """The element type and the shape of a tensor before the model runs, None if unknown."""
 
     element_type: ElementType | None
     shape: Shape | None
@@ -122,7 +122,7 @@ class Schema:
 
     @property
     def most_inputs(self) -> int | None:
-        """The largest number of inputs; None: any number."""
+        """The largest number of inputs, or None for any number."""
         return None if self.inputs[-1].option == "variadic" else len(self.inputs)
 
     @property

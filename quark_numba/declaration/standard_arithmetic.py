@@ -73,10 +73,10 @@ def on_grid(op: Builder[AnyOperand], magnitude: AnyOperand, element_type: Elemen
     """Return numbers from 0 to Inf, or NaN, rounded to the nearest values of a float type times `unit`, a power of two. They do
     not saturate: beyond the largest value, they have as many bits.
 
-    A value has `mantissa_bits` + 1 bits, so the anchor is the number times 2**(23 - mantissa_bits): it has as many places less
-    as its last place is of the value's. It is even, or the number is no tie. Where the difference has a smaller exponent than
-    the anchor, it has another place, but then the number is so close to a power of two that this does not matter. Below the
-    smallest normal number, all values are as far apart, and the anchor is 3 * 2**22 times that."""
+    A value has `mantissa_bits` + 1 bits, so the anchor is the number times 2**(23 - mantissa_bits): its last place is the last
+    place of the value. It is even, or the number is not a tie. Where the difference has a smaller exponent than the anchor, it
+    has another place, but then the number is so close to a power of two that this does not matter. Below the smallest normal
+    number, all values are as far apart, and the anchor is 3 * 2**22 times that."""
     shift = MANTISSA_BITS - element_type.mantissa_bits
     least, most = 3.0 * 2.0**22 * least_step(element_type) * unit, 4.0 * 2.0**shift * float(element_type.highest) * unit
     anchor = op.clip(op("Mul", magnitude, 2.0**shift), least, most)

@@ -150,15 +150,16 @@ class Builder(ABC, Generic[AnyOperand]):
         return x if bool(np.all(factor == 1)) else self("Mul", x, self.factor(x, np.asarray(factor)))
 
     def _shape_of_several(self, x: AnyOperand) -> Sequence[int] | None:
-        """Return a shape of more than one element that broadcasts to x; None: no dimension of x is known to be more than 1."""
+        """Return a shape of more than one element that broadcasts to x, or None if no dimension of x is known to be more than
+        1."""
         shape = self.shape(x) or ()
         several = [(length, len(shape) - 1 - i) for i, length in enumerate(shape) if length is not None and length > 1]
         return (several[-1][0], *[1] * several[-1][1]) if several else None
 
 
-def is_constant(given: Given) -> TypeGuard[NDArray[Any]]:
+def is_constant(operand: Given) -> TypeGuard[NDArray[Any]]:
     """Whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
-    return isinstance(given, (np.ndarray, np.generic))
+    return isinstance(operand, (np.ndarray, np.generic))
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The operators of Sony's Model Compression Toolkit (mct_quantizers)."""
+"""The operators of the Sony Model Compression Toolkit (mct_quantizers)."""
 
 from __future__ import annotations
 

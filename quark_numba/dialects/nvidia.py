@@ -1,4 +1,4 @@
-"""The operators of TensorRT, which NVIDIA's Model Optimizer writes."""
+"""The operators of TensorRT, which NVIDIA Model Optimizer writes."""
 
 from __future__ import annotations
 

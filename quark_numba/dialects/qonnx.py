@@ -63,7 +63,7 @@ _BIPOLAR_QUANT = operator(
 
 
 def _trunc(inputs: Sequence[AnyOperand | None], attributes: Mapping[str, Any]) -> FakeQuantize[Any]:
-    """The number of inputs tells the version: version 1 has no out_scale."""
+    """Return the meaning of Trunc. The number of inputs tells the version: version 1 has no out_scale."""
     x, scale, zero_point, in_bits, fifth, sixth = (*inputs, None)[:6]
     out_scale, out_bits = (float("nan"), fifth) if sixth is None else (fifth, sixth)
     parameters = {

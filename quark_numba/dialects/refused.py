@@ -39,5 +39,5 @@ _REASONS = {
 
 
 def reason(domain: str, name: str) -> str | None:
-    """Return why an operator cannot run anywhere; None: nothing is known of it. ONNX's own domain is "" or "ai.onnx"."""
+    """Return why an operator cannot run anywhere, or None if nothing is known of it. ONNX's own domain is "" or "ai.onnx"."""
     return _REASONS.get(("" if domain == "ai.onnx" else domain, name))

@@ -47,20 +47,20 @@ def build_library(
     Parameters
     ----------
     models : path, or a sequence of paths, or None
-        ONNX models with different file names. None: no models, but all types, formats and attributes of Quark's operators
-        (com.amd.quark, com.vai.quantize), so that any model of Quark's runs as it is written. It takes a minute or two.
+        ONNX models with different file names. With None the library has all types, formats and attributes of Quark operators
+        (com.amd.quark, com.vai.quantize), so that any model by Quark runs as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional
         "linux-x86-64", "linux-aarch64", "windows-x86-64", "windows-aarch64", "macos-x86-64" or "macos-arm64", linked by zig
-        (``pip install 'quark_numba[build]'``). None: this machine, for which a C compiler on the PATH serves as well.
+        (``pip install 'quark_numba[build]'``). The default is this machine, for which a C compiler on the PATH serves as well.
     cpu : str, optional
         "x86-64", "x86-64-v2", "x86-64-v3" (the default of a named target) or "x86-64-v4"; "native" (the default without a
         target): this processor. Several levels go in one library, as "x86-64-v2,x86-64-v3,x86-64-v4": when it is registered, it
         takes the best one that the processor has. Registering the library on a processor that lacks the instructions gives an
         error. AArch64 has one choice.
     optimize : bool
-        Whether the models are optimized. False: they stay as written.
+        Whether the models are optimized. Otherwise they stay as written.
     qdq : "auto", "float" or "onnxruntime"
         Who runs ONNX's own QuantizeLinear and DequantizeLinear. The models are optimized with this argument, as by `optimize`.
         "float": the library also replaces these two operators of ONNX Runtime, as `register` does it, and with the same
@@ -77,8 +77,8 @@ def build_library(
         If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written;
         or in a frozen application, which has no Python for another process.
     RuntimeError
-        If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
-        `qdq` = "float".
+        If the native backend is not available: it creates the sessions that tell what the models need. If ONNX Runtime is too
+        old for `qdq` = "float".
     ValueError
         If there is no model, if two have the same file name, if there is no such target or processor, or if `qdq` is not one of
         the above, or is "float" without models.
@@ -202,7 +202,7 @@ def _needs(models: Sequence[Path], qdq: Qdq) -> list[Need]:
 
 
 def _needs_of_quark() -> list[Need]:
-    """Return all that nodes of Quark's operators may need."""
+    """Return all that nodes of Quark operators may need."""
     needs = []
     for operator in dict.fromkeys(operator for domain in quark.DOMAINS for operator in OPERATORS.newest(domain)):
         # An attribute without a list of values may have any, and any of them stands for all.

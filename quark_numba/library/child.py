@@ -1,4 +1,4 @@
-"""The child process that compiles the functions of a library for its target, and writes their tables. It runs none of them."""
+"""The child process that compiles the functions of a library for its target, and writes their tables. It does not run them."""
 
 from __future__ import annotations
 

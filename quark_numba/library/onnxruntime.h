@@ -95,7 +95,7 @@ static word read_attribute(api_table api, word info, const struct attribute *att
     return failure;
 }
 
-/* The element type of an input or output; ANY_TYPE if it is no tensor. */
+/* The element type of an input or output; ANY_TYPE if it is not a tensor. */
 static word type_of(api_table api, word info, int get, size_t index, int *type) {
     word type_info = 0, tensor = 0, status;
     *type = ANY_TYPE;
@@ -106,7 +106,7 @@ static word type_of(api_table api, word info, int get, size_t index, int *type) 
     return status;
 }
 
-/* The address and the number of elements of an input; zeros if it is no constant. */
+/* The address and the number of elements of an input; zeros if it is not a constant. */
 static word constant_of(api_table api, word info, size_t index, word result[2]) {
     int is_constant = 0;
     word value = 0, shape = 0, status;
@@ -122,11 +122,11 @@ static word constant_of(api_table api, word info, size_t index, word result[2]) 
 
 /* Whether each dimension has a size or a name. A scalar looks like an unknown shape. */
 static int has_shape(api_table api, word shape) {
-    enum { MOST_DIMENSIONS = 64 };
+    enum { MAX_DIMENSIONS = 64 };
     size_t rank = 0;
-    int64_t sizes[MOST_DIMENSIONS];
-    const char *names[MOST_DIMENSIONS] = {0};
-    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MOST_DIMENSIONS) return 0;
+    int64_t sizes[MAX_DIMENSIONS];
+    const char *names[MAX_DIMENSIONS] = {0};
+    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MAX_DIMENSIONS) return 0;
     if (!is_done(api, CALL(api, GetDimensions, shape, (word)sizes, (word)rank))) return 0;
     if (!is_done(api, CALL(api, GetSymbolicDimensions, shape, (word)names, (word)rank))) return 0;
     for (size_t i = 0; i < rank; i++)

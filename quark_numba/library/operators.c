@@ -59,7 +59,7 @@ static word has_types(api_table api, word info, const struct node *node, int *re
 
 static word lacks(const struct custom_op *self, word info, const struct value *found) {
     const struct operator_ *of = operator_of(self);
-    enum { MOST_CHARACTERS = 90 }; /* of a value, as a region's program may be long */
+    enum { MAX_CHARACTERS = 90 }; /* of a value, as a region's program may be long */
     struct text text = {0};
     add(&text, *of->domain ? of->domain : "ai.onnx");
     add(&text, "::");
@@ -74,7 +74,7 @@ static word lacks(const struct custom_op *self, word info, const struct value *f
         if (of->attributes[i].kind == FLOAT) continue;
         add(&text, " = ");
         if (of->attributes[i].kind == INT) add_number(&text, found[i].number);
-        else add_some(&text, found[i].text, MOST_CHARACTERS);
+        else add_some(&text, found[i].text, MAX_CHARACTERS);
     }
     const char *command = ", or these inputs; build one of all models: " COMMAND;
     return FAIL(self->api, "this library lacks ", text.characters, command, node_of(self->api, info).characters);
@@ -84,8 +84,8 @@ static word make_kernel(
     const struct custom_op *self, word info, const struct value *found, const struct node *node, word *result
 ) {
     const struct operator_ *of = operator_of(self);
-    word constants[2 * MOST_INPUTS];
-    word values[MOST_ATTRIBUTES + 1] = {0};
+    word constants[2 * MAX_INPUTS];
+    word values[MAX_ATTRIBUTES + 1] = {0};
     for (size_t i = 0; of->prepare && i < of->input_count; i++) CHECK(constant_of(self->api, info, i, constants + 2 * i));
     struct kernel *kernel = malloc(sizeof *kernel + node->state_words * sizeof(word));
     if (!kernel) return FAIL(self->api, NO_MEMORY);
@@ -111,7 +111,7 @@ static word make_kernel(
 static word create(const struct custom_op *self, api_table api, word info, word *result) {
     const struct overload *overload = self->overload;
     const struct operator_ *of = operator_of(self);
-    struct value found[MOST_ATTRIBUTES + 1];
+    struct value found[MAX_ATTRIBUTES + 1];
     size_t read = 0;
     word status = 0;
     *result = 0;
@@ -205,7 +205,7 @@ static const void *const functions[FUNCTIONS] = {
     [InferOutputShapeFn] = infer,
 };
 
-/* The name of an instruction set that this processor or system lacks and the library needs; null if there is none. */
+/* The name of an instruction set that this processor or system lacks and the library needs; null if nothing is missing. */
 static const char *lacking(void) {
 #if defined(__x86_64__)
     unsigned a, b, c, d, state = 0;
@@ -266,7 +266,7 @@ __attribute__((destructor)) static void release(void) {
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* The library has a part for each processor, with tables of its own. A part leaves what it lacks to the next, and the first part's
+/* The library has a part for each processor, with its own tables. A part leaves what it lacks to the next, and the first part's
    REGISTER is the library's RegisterCustomOps. */
 #ifdef NEXT
 word NEXT(word options, const void *const *base);

@@ -53,6 +53,6 @@ struct feature {
     struct overload {                                                                                                      \
         uint16_t of, first_node, node_count;                                                                               \
         uint8_t first_release;      /* of ONNX Runtime: 24 is 1.24 */                                                      \
-        uint8_t types[MOST_TYPES];  /* ONNXTensorElementDataType of inputs, then of outputs; ANY_TYPE: any */              \
-        uint8_t held[MOST_OUTPUTS]; /* of each output of any type the type that it has unless it is uint8 */               \
+        uint8_t types[MAX_TYPES];  /* ONNXTensorElementDataType of inputs, then of outputs; ANY_TYPE: any */              \
+        uint8_t held[MAX_OUTPUTS]; /* of each output of any type the type that it has unless it is uint8 */               \
     }

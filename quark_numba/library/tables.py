@@ -94,11 +94,11 @@ class Tables:
         self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, side)]) for side in codes)]))
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
-        given = dict(need.attributes)
-        state, functions = operators.words_of(operator, overload, given)
+        attributes = dict(need.attributes)
+        state, functions = operators.words_of(operator, overload, attributes)
         words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(state)]
         fields = [
-            self._array("struct value", [_value(attribute, given[attribute.name]) for attribute in operator.attributes]),
+            self._array("struct value", [_value(attribute, attributes[attribute.name]) for attribute in operator.attributes]),
             self._array("void *const", words),
             str(len(words)),
             "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
@@ -126,10 +126,10 @@ class Tables:
             "UINT8_TYPE": c_api.element_type(UINT8),
             "DOMAINS": len(self._domains),
             "FIRST_MINOR": c_api.FLOAT_QDQ_RELEASE[1] if job.has_qdq else 0,
-            "MOST_ATTRIBUTES": max(len(operator.attributes) for operator in self._newest),
-            "MOST_INPUTS": max(len(operator.inputs) for operator in self._newest),
-            "MOST_OUTPUTS": max(len(operator.outputs) for operator in self._newest),
-            "MOST_TYPES": max(len(operator.inputs) + len(operator.outputs) for operator in self._newest),
+            "MAX_ATTRIBUTES": max(len(operator.attributes) for operator in self._newest),
+            "MAX_INPUTS": max(len(operator.inputs) for operator in self._newest),
+            "MAX_OUTPUTS": max(len(operator.outputs) for operator in self._newest),
+            "MAX_TYPES": max(len(operator.inputs) + len(operator.outputs) for operator in self._newest),
         }
         texts = {
             "FIRST_RELEASE": c_api.FIRST_RELEASE,
@@ -169,8 +169,8 @@ class Tables:
 
 
 def _typed_by(operator: Operator) -> tuple[int, int]:
-    """Return the index of the input whose type the output has if no attribute gives it, -1: none; and the number of the type
-    that the output has if that input is left out, ANY_TYPE: unknown."""
+    """Return the index of the input whose type the output has if no attribute gives it, -1 if there is no such input; and the
+    number of the type that the output has if that input is left out, ANY_TYPE if it is unknown."""
     if not operator.takes_type:
         return -1, c_api.ANY_TYPE
     defaults = {attribute.name: attribute.default for attribute in operator.attributes}
@@ -206,7 +206,7 @@ def _number(number: int) -> str:
 
 
 def _value(attribute: Attribute, value: Any) -> str:
-    """Return the value of an attribute; None: there is none."""
+    """Return the value of an attribute in C. None means that it is missing."""
     if value is None:
         return "{0, 0}"
     if attribute.kind == "STRING":

@@ -87,7 +87,7 @@ _LEVELS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v
 
 
 def here() -> str:
-    """Return the name of this system. Raise ModelError if it is none of the targets."""
+    """Return the name of this system. Raise ModelError if it is not one of the targets."""
     target = _HERE.get(sysconfig.get_platform())
     if target is None:
         raise ModelError(f"this machine is {sysconfig.get_platform()}; expected one of {', '.join(_HERE)}")
@@ -128,8 +128,8 @@ def check(target: str | None, cpu: str | None) -> tuple[str, list[str]]:
 
 
 def linker(target: str | None) -> list[str]:
-    """Return the beginning of the command that compiles C and links for a target; None: this machine, for which a C compiler on
-    the PATH will do. Raise ModelError if there is none."""
+    """Return the beginning of the command that compiles C and links for a target, by default this machine, for which a C
+    compiler on the PATH will do. Raise ModelError if there is no compiler."""
     name = here() if target is None else target
     compiler = None
     if target is None and TARGETS[name].suffix == ".so":

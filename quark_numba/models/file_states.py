@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# The size, the inode, and the times of the last changes of content and inode of a file; empty: there is no such file.
+# The size, the inode, and the times of the last changes of content and inode of a file. Empty if there is no such file.
 State = list[int]
 
 

@@ -22,8 +22,8 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
     """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
     with suppress(OSError, ValueError):
-        own = os.stat(path)
-        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, state) for other in others if (state := _stat(other)))
+        one = os.stat(path)
+        return stat.S_ISREG(one.st_mode) and any(os.path.samestat(one, state) for other in others if (state := _stat(other)))
     return False
 
 
@@ -37,13 +37,13 @@ def check_exists(path: str | os.PathLike[str]) -> None:
         os.stat(path)
     except FileNotFoundError as error:
         raise file_error(os.fspath(path), error) from None
-    except (OSError, ValueError):  # whoever opens the file says more
+    except (OSError, ValueError):  # opening the file gives a better error
         pass
 
 
 def check_is_regular(path: str | os.PathLike[str], why: str = "as others may have no end") -> None:
-    """Raise ModelError if a path leads to a pipe, a socket or a device: reading one may never end. Folders, and paths that
-    lead nowhere, give other errors when they are opened."""
+    """Raise ModelError if a path leads to a pipe, a socket or a device: reading one may never end. Folders and missing files
+    give other errors when they are opened."""
     if is_special(path) and not os.path.isdir(path):
         raise ModelError(f"{os.fspath(path)}: not a regular file; expected one, {why}")
 
@@ -78,7 +78,7 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
                 return
             for each in written[:-1]:
                 _check_replaceable(os.path.join(place, each))
-            if before and before.st_nlink > 1:  # it could not be replaced at once, together with the others
+            if before and before.st_nlink > 1:  # it would be overwritten in place, not exchanged together with the other files
                 raise WriteError(f"it has {before.st_nlink} hard links, and gets a file beside it; expected a file with one")
             with exchanging(written, place, folder):
                 for each in written:
@@ -106,7 +106,7 @@ def _check_replaceable(path: str) -> None:
 
 def _put(written: str, target: str, before: os.stat_result | None) -> None:
     """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
-    names, change the file behind all of them."""
+    names, change the file that all of them share."""
     if before is None:
         fresh = os.path.join(os.path.dirname(os.path.dirname(written)), FRESH)
         open(fresh, "w").close()

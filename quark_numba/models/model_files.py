@@ -25,10 +25,10 @@ from .temporary import recover, temporary_folder
 Model = onnx.ModelProto | ir.Model
 
 # The most bytes of a model in one file: protobuf ends at 2 GiB.
-_MOST_BYTES = (1 << 31) - (1 << 24)
+_MAX_BYTES = (1 << 31) - (1 << 24)
 
 # The most bytes of the initializers of a model that sessions are made from in memory. Larger ones are mapped from a file.
-MOST_IN_MEMORY = 1 << 26
+MAX_IN_MEMORY = 1 << 26
 
 # In files for ONNX Runtime, tensors of more than a page begin at one: ONNX Runtime maps and releases whole pages.
 _PAGE = 1 << 12
@@ -103,9 +103,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Small tensors are read into `proto`, from files in `folder`; None: in the folder of `path`, or if there is no path either,
-    the model has to contain its tensors. Initializers named in `leave` are never read, because session options replace them.
-    `state` is that of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
+    Small tensors are read into `proto`, from files in `folder`, by default in the folder of `path`. Without both, the model has
+    to contain its tensors. Initializers named in `leave` are never read, because session options replace them. `state` is that
+    of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Source:
         state: State | None = None,
     ) -> None:
         name = "the model" if path is None else os.fspath(path)
-        self.proto, self.path, self._given, self._name, self._leave = proto, path, folder, name, leave
+        self.proto, self.path, self._folder_argument, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
         protos.check_sizes(proto, name, leave, state[0] if state else None)
         folders = [folder] if folder is not None else protos.folders_of(path) if path is not None else []
@@ -139,7 +139,7 @@ class Source:
 
     @classmethod
     def of(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
-        """Return the source of an argument `name`: a model, a path, or a source. Raise TypeError if it is nothing of these, and
+        """Return the source of an argument `name`: a model, a path, or a source. Raise TypeError for other types, and
         ModelError if it cannot be used."""
         if isinstance(model, (str, os.PathLike)):
             source = cls.open(model)
@@ -166,7 +166,7 @@ class Source:
     @property
     def is_large(self) -> bool:
         """Whether its tensors are more than a model in memory may have."""
-        return sum(map(protos.nbytes, self.proto.graph.initializer)) > MOST_IN_MEMORY
+        return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
@@ -174,8 +174,8 @@ class Source:
         return bool(self._states) and self.is_large
 
     def lazy(self, name: str = "not a valid model") -> ir.Model:
-        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError, of this name, if
-        onnx-ir cannot read the model, because it defines a tensor twice, for instance."""
+        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError, whose message begins
+        with `name`, if onnx-ir cannot read the model, because it defines a tensor twice, for instance."""
         with _errors_of_onnx_ir(name):
             model = ir.from_proto(self.proto)
         for tensor in _in_files(model):
@@ -205,16 +205,16 @@ class Source:
     def again(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None
-        return Source(load(self.path, external_data=False), self._given, self.path, self._leave, self._state)
+        return Source(load(self.path, external_data=False), self._folder_argument, self.path, self._leave, self._state)
 
     def forget(self) -> None:
-        """Let go of the model, which then is no longer in memory."""
+        """Release the memory of the model."""
         self.proto = onnx.ModelProto()
 
     def check(self) -> None:
-        """Raise ModelError if the model's file or one of tensors was changed since it was read."""
-        own = {} if self.path is None or self._state is None else {os.fspath(self.path): self._state}
-        for path, state in (own | self._states).items():
+        """Raise ModelError if the file of the model or of its tensors was changed since it was read."""
+        of_model = {} if self.path is None or self._state is None else {os.fspath(self.path): self._state}
+        for path, state in (of_model | self._states).items():
             if state_of(path) != state:
                 raise ModelError(f"{path} was changed while it was read")
 
@@ -231,7 +231,7 @@ def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -
     """Yield the model as onnxruntime.InferenceSession takes it: its bytes, or a path that exists within the context, in a
     temporary folder in `folder`. A ModelProto gets a path if it is too large for one file, a model of onnx-ir if its tensors
     take more than 64 MB; then it loses them."""
-    if _size(model) <= (MOST_IN_MEMORY if isinstance(model, ir.Model) else _MOST_BYTES):
+    if _size(model) <= (MAX_IN_MEMORY if isinstance(model, ir.Model) else _MAX_BYTES):
         content = as_proto(model).SerializeToString()
         del model  # it need not stay in memory while the session is made from the bytes
         yield content
@@ -246,13 +246,13 @@ def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -
 
 def in_one_file(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model. Raise ModelError if they are too many for one file."""
-    if (size := _size(model)) > _MOST_BYTES:
-        raise ModelError(f"the model needs {size:,} bytes; expected at most {_MOST_BYTES:,}, as it has to be in one file")
+    if (size := _size(model)) > _MAX_BYTES:
+        raise ModelError(f"the model needs {size:,} bytes; expected at most {_MAX_BYTES:,}, as it has to be in one file")
     return model.SerializeToString()
 
 
 def _size(model: Model) -> int:
-    """Return the number of bytes of a model; for onnx-ir those of its initializers."""
+    """Return the number of bytes of a model. For a model of onnx-ir, only its initializers count."""
     if isinstance(model, ir.Model):
         return sum(tensor.nbytes for value in model.graph.initializers.values() if (tensor := value.const_value) is not None)
     return sum(proto.ByteSize() for proto in (*model.graph.initializer, *model.graph.node, *model.functions))
@@ -262,7 +262,7 @@ def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, che
     """Write a model, whole or not at all, as `files.write_by` does. If it is too large for one file, or with `apart`, the
     tensors go to a file ``path.data``, and `model` loses them. `check` is called when all is read, before files are replaced.
     Raise ModelError if the model cannot be written."""
-    is_special, is_large = files.is_special(path), _size(model) > _MOST_BYTES
+    is_special, is_large = files.is_special(path), _size(model) > _MAX_BYTES
     apart = is_large or (apart and not is_special)
     if is_large and is_special:
         raise ModelError(f"{os.fspath(path)}: not a regular file, and the model needs two")
@@ -297,7 +297,7 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
 
 def is_large(model: ir.Model) -> bool:
     """Whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
-    return _size(model) > MOST_IN_MEMORY
+    return _size(model) > MAX_IN_MEMORY
 
 
 def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:

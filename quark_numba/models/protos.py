@@ -23,7 +23,7 @@ _COUNTED = 1 << 26
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in the attributes of a node."""
+    """Yield the graphs in the attributes of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -31,7 +31,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of graphs, each before those of its subgraphs."""
+    """Yield the nodes of graphs, each before those of its subgraphs."""
     for graph in graphs:
         for node in graph.node:
             yield node
@@ -39,7 +39,7 @@ def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePr
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """All graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
+    """Yield all graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
     training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
@@ -50,7 +50,7 @@ def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
 
 
 def used_names(node: onnx.NodeProto) -> Iterator[str]:
-    """The names of the values that a node takes, and that its subgraphs take from outside of them."""
+    """Return the names of the values that a node takes, and that its subgraphs take from outside."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         inner = {value.name for value in (*graph.input, *graph.initializer)}
@@ -61,7 +61,7 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
+    """Yield all tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):
@@ -101,7 +101,7 @@ def load_tensors(
 
 @contextmanager
 def _errors_of(tensor: onnx.TensorProto, name: str) -> Iterator[None]:
-    """Turn the error of a tensor in a file into ModelError, which names the tensor and the model `name`."""
+    """Turn the error of a tensor in a file into ModelError, whose message names the tensor and the model `name`."""
     with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
         try:
             yield
@@ -195,13 +195,13 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
 
 
 # The fields of a tensor's elements other than raw_data, and the most elements of one number in them: of 2 bits in a byte.
-_FIELDS, _MOST_PER_ENTRY = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"), 4
+_FIELDS, _MAX_PER_ENTRY = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"), 4
 
 
 def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: int | None) -> None:
     """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, other bytes than its
-    elements need, or fewer numbers than can hold them. `most` is the size of the model's file; None: unknown. Asking for the
-    bytes copies them, so those of larger tensors are not counted."""
+    elements need, or fewer numbers than can hold them. `most` is the size of the model file, or None if it is unknown. Asking
+    for the bytes copies them, so those of larger tensors are not counted."""
     for tensor in tensors(model, leave):
         if any(dim < 0 for dim in tensor.dims):
             raise ModelError(f"{name}: tensor {tensor.name}: its shape is {(*tensor.dims,)}; expected no negative dimension")
@@ -210,9 +210,9 @@ def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: 
             raise ModelError(f"{name}: tensor {tensor.name}: its shape needs {expected} bytes, and the file has {most}")
         if 0 < expected <= _COUNTED and (size := len(tensor.raw_data)) != expected:
             raise ModelError(f"{name}: tensor {tensor.name}: it has {size} bytes; expected {expected}")
-        given, elements = sum(len(getattr(tensor, field)) for field in _FIELDS), math.prod(tensor.dims)
-        if given and elements > _MOST_PER_ENTRY * given:
-            raise ModelError(f"{name}: tensor {tensor.name}: its shape has {elements} elements, and it has {given} numbers")
+        numbers, elements = sum(len(getattr(tensor, field)) for field in _FIELDS), math.prod(tensor.dims)
+        if numbers and elements > _MAX_PER_ENTRY * numbers:
+            raise ModelError(f"{name}: tensor {tensor.name}: its shape has {elements} elements, and it has {numbers} numbers")
 
 
 def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:

@@ -50,7 +50,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         folder = tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=place)
         with suppress(FileNotFoundError):  # another process took it for one that was left behind
             lock = open(os.path.join(folder, _LOCK), "wb", buffering=0)  # noqa: SIM115  # closed below
-            if is_locked(lock) is not False and os.path.exists(lock.name):
+            if try_to_lock(lock) is not False and os.path.exists(lock.name):
                 break
             lock.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -61,7 +61,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         yield inner
     finally:
         if _may_be_unfinished(folder):
-            lock.close()  # the next call in this place goes on
+            lock.close()  # the next call in this folder continues
         else:
             # The lock goes last: a folder with files but without it would stay for ever if this process were killed now.
             _remove_files(folder)
@@ -79,7 +79,7 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
                 continue
             if (folder / _LOCK).exists():
                 with open(folder / _LOCK, "r+b") as lock:
-                    if is_locked(lock) is not True or (mark := lock.read(len(_MARK) + 1)) not in (_MARK, b""):
+                    if try_to_lock(lock) is not True or (mark := lock.read(len(_MARK) + 1)) not in (_MARK, b""):
                         continue
                     if os.name == "posix":
                         _empty(folder, mark)
@@ -199,7 +199,7 @@ def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
         return
     try:
         end = time.monotonic() + 10
-        while is_locked(folder) is False:
+        while try_to_lock(folder) is False:
             if time.monotonic() > end:
                 raise TimeoutError(errno.ETIMEDOUT, "another process is exchanging files of this folder")
             time.sleep(0.01)
@@ -226,8 +226,8 @@ def recover(path: str | os.PathLike[str]) -> None:
         raise MissingFileError(f"{os.fspath(path)}: {was}; the file of before is {before}")
 
 
-def is_locked(lock: Any) -> bool | None:
-    """Lock an open file for this process alone, and return whether that was possible; None: the file system has no locks.
+def try_to_lock(lock: Any) -> bool | None:
+    """Lock an open file for this process alone, and return whether that was possible, or None if the file system has no locks.
     Return True on Windows, where a file that is open cannot be removed."""
     if os.name != "posix":
         return True

@@ -26,8 +26,8 @@ except ImportError:
 def reference_ops(*, qdq: Literal["auto", "float"] = "auto") -> list[type[OpRun]]:
     """Return operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
-    The operators are the ones that ``quark-numba types`` prints in domains other than ONNX's.
-    The evaluator does not pass the classes on to the functions of a model (``ModelProto.functions``).
+    The operators are the ones that ``quark-numba types`` prints in domains other than that of ONNX. The evaluator does not pass
+    the classes on to the functions of a model (``ModelProto.functions``).
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ _OPTIONS = {
 
 def register_schemas() -> None:
     """Register the operators of all dialects, and those that `optimize` writes, with ``onnx.checker`` and
-    ``onnx.shape_inference``. They are the operators that ``quark-numba types`` prints in domains other than ONNX's.
+    ``onnx.shape_inference``. They are the operators that ``quark-numba types`` prints in domains other than that of ONNX.
 
     The checker then refuses models with other element types, inputs or attributes. Shape inference infers the element types and
     shapes of outputs. It raises ``onnx.shape_inference.InferenceError``, in strict mode or not, for wrong element types, wrong
@@ -122,19 +122,19 @@ def _infer(operator: Operator, context: Any) -> None:
 
 
 def _check_types(operator: Operator, protos: list[Any]) -> None:
-    """Raise TypeError if an input's element type is not allowed, also if it is not one of the package's."""
+    """Raise TypeError if an input's element type is not allowed, or if the package does not have it."""
     for index, proto in enumerate(protos):
         number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
         if number and find_any(number) is None:
-            parameter, given = operator.input(index), onnx.TensorProto.DataType.Name(number).lower()
+            parameter, type_name = operator.input(index), onnx.TensorProto.DataType.Name(number).lower()
             expected = names(operator.types[parameter.variable])
-            raise TypeError(f"{parameter.name} has element type {given}; expected {expected}")
+            raise TypeError(f"{parameter.name} has element type {type_name}; expected {expected}")
     operator.check_types([find_any(proto.tensor_type.elem_type) if proto else None for proto in protos])
 
 
 def _attributes(operator: Operator, context: Any) -> dict[str, Any]:
     """Return values for all attributes. Raise ValueError if an attribute is missing or of the wrong kind."""
-    given = {}
+    attributes = {}
     for attribute in operator.attributes:
         proto = context.get_attribute(attribute.name)
         if proto is None:
@@ -143,8 +143,8 @@ def _attributes(operator: Operator, context: Any) -> dict[str, Any]:
         if kind != attribute.kind:
             raise ValueError(f"attribute {attribute.name} is a {kind}; expected {attribute.kind}")
         value = helper.get_attribute_value(proto)
-        given[attribute.name] = attribute.value(value.decode(errors="replace") if isinstance(value, bytes) else value)
-    return operator.values(given)
+        attributes[attribute.name] = attribute.value(value.decode(errors="replace") if isinstance(value, bytes) else value)
+    return operator.values(attributes)
 
 
 def _shape(proto: Any) -> Shape | None:

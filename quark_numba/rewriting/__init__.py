@@ -1,1 +1,1 @@
-"""Rewriting of models into cheaper forms that give the same bits."""
+"""Rewriting of models into fewer, cheaper nodes that give the same bits."""

@@ -17,17 +17,17 @@ from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
 from .nodes import Node, Operand, call
 from .onnx_runtime import RELEASE
-from .own_operators import OWN
+from .own_operators import COUNTERPARTS
 
 STORED = "quantized: constant codes and scales"
 
-_DEQUANTIZE = OWN["dequantize"]
+_DEQUANTIZE = COUNTERPARTS["dequantize"]
 
 # Tensors that were computed, by what they were computed from; with the first input, whose identity is part of the key.
 Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 
-def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
+def store(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
     """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise
     NotRewrittenError if that would change a bit."""
     x = graph.tensor(node.x)

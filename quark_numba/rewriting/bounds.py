@@ -18,7 +18,7 @@ from ..element_types import FLOAT16, FLOAT32, find
 from .graph import Graph
 from .nodes import Operand
 
-_MOST = 2.0**100
+_MAX_BOUND = 2.0**100
 
 # By which factor rounding may enlarge a bound.
 _ROUNDED = 1.01
@@ -40,15 +40,15 @@ class Bounds:
     def of(self, value: ir.Value) -> float:
         return self._of[value] if value in self._of else self.of_constant(value, _largest)
 
-    def keep(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a value have the bound of the one in whose place it is."""
+    def copy(self, old: ir.Value, new: ir.Value) -> None:
+        """Copy the bound of a value to the one that replaces it."""
         self._of[new] = self.of(old)
 
     def add(self, node: ir.Node) -> None:
         """Record the bounds of a node's outputs."""
         bound = self._bound(node)
         for value in node.outputs:
-            self._of[value] = bound if bound <= _MOST else math.inf
+            self._of[value] = bound if bound <= _MAX_BOUND else math.inf
 
     def of_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
         """Return what a function returns for the value of a constant, in float64; math.inf for other values."""
@@ -123,7 +123,7 @@ def _first(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _pool(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """With ceil_mode a window may hold nothing but padding."""
+    """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
     return math.inf if node.attributes.get_int("ceil_mode", 0) else of[0]
 
 
@@ -132,7 +132,7 @@ def _at_most_1(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _clip(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """NaN passes a Clip, and so does every number within its bounds, which may exclude 0."""
+    """Return the bound of a Clip. NaN passes it, and so does every number within its bounds, which may exclude 0."""
     if len(node.inputs) != 3 or not math.isfinite(of[0]):
         return math.inf if not math.isfinite(of[0]) or len(node.inputs) > 1 else of[0]
     return max(of[1], of[2])
@@ -171,7 +171,7 @@ def _quotient(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
 
 
 def _products(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    """Conv, Gemm, MatMul: sums of products with a constant, and a bias."""
+    """Return the bound of Conv, Gemm or MatMul: sums of products with a constant, and a bias."""
     weights = node.inputs[1]
     kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
     reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns

@@ -38,7 +38,7 @@ _OTHERS = {"saturate", "round_mode"}
 _DROPPED = "InsertedPrecisionFreeCast_"
 
 
-def is_one(node: onnx.NodeProto) -> bool:
+def is_to_16_bits(node: onnx.NodeProto) -> bool:
     """Whether a node is a Cast to one of the types."""
     if (node.domain, node.op_type) != _CAST[:2]:
         return False
@@ -73,7 +73,7 @@ def fuse(graph: Graph) -> None:
                 constant = graph.shared_constant(codes_tensor, graph.unused_name(f"{y.name}_codes"), back)
                 scale = graph.shared_array(np.array(1, np.float32), "scale", back)
                 made = graph.put(_DEQUANTIZE, [constant, scale], _DEQUANTIZE.values({}), back)
-            graph.keep_inferred(y, made.outputs[0])
+            graph.copy_inferred(y, made.outputs[0])
             graph.remove(back, FUSED if tensor is None else CODES)
             graph.find(made)
             rounded.setdefault((codes, made.graph), made.outputs[0])
@@ -101,7 +101,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[ir.Node, ir.Node, ElementType]]:
 
 
 def target(node: ir.Node) -> ElementType | None:
-    """Return the element type that a Cast converts to; None: the node is something else, or ONNX Runtime may drop it."""
+    """Return the element type that a Cast converts to, or None if the node is something else or ONNX Runtime may drop it."""
     to = node.attributes.get("to")
     if node.op_identifier() != _CAST or to is None or set(node.attributes) - {"to"} - _OTHERS:
         return None

@@ -1,6 +1,6 @@
 """Rewrite QONNX's nodes whose tensors have their channels on the last axis into ONNX's own nodes between Transposes.
 
-QONNX makes them of ONNX's nodes of the same names, whose attributes stay, and runs them in this way (qonnx 1.0,
+QONNX makes them from ONNX's nodes of the same names, whose attributes stay, and runs them in this way (qonnx 1.0,
 ``custom_op/channels_last/base_wrapped_op.py``)."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRANSPOSE = ("", "Transpose", "")
 _COUNTS = {"Conv": 2, "MaxPool": 1, "BatchNormalization": 1}
 
 
-def is_one(domain: str, name: str) -> bool:
+def is_channels_last(domain: str, name: str) -> bool:
     """Whether this is the name of such an operator."""
     return domain == CHANNELS_LAST and name in _COUNTS
 
@@ -32,7 +32,7 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
     """Rewrite these nodes of a sorted model, and count them. A node stays if it has several outputs, or if the rank of its x is
     not known."""
     done: Counter[tuple[str, str]] = Counter()
-    nodes = [node for node in model.graph.all_nodes() if is_one(node.domain, node.op_type)]
+    nodes = [node for node in model.graph.all_nodes() if is_channels_last(node.domain, node.op_type)]
     if nodes:
         known, names = Values(model, frozenset()), {value.name for value in values(model)}
         for node in nodes:
@@ -53,7 +53,7 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
 
 
 def _rank(node: ir.Node, known: Values) -> int | None:
-    """Return the rank of the x of a node; None: it is not known."""
+    """Return the rank of the x of a node, or None if it is not known."""
     (x, *others), kernel = node.inputs, node.attributes.get("kernel_shape")
     if kernel is not None and kernel.type.name == "INTS" and not kernel.is_ref():
         return len(kernel.value) + 2

@@ -20,7 +20,7 @@ from .nodes import Node, Operand
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
 # Up to this many bits, codes less the zero point are exact in float32.
-_MOST_BITS = 16
+_MAX_BITS = 16
 
 
 def rewrite(graph: Graph) -> None:
@@ -56,7 +56,7 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
 
 def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int, int] | None:
     """Return the bounds of a Clip of integers; None if they are not constants of one element."""
-    if codes is None or not codes.is_integer or codes.bits > _MOST_BITS:
+    if codes is None or not codes.is_integer or codes.bits > _MAX_BITS:
         return None
     bounds = []
     for index, missing in ((1, codes.lowest), (2, codes.highest)):
@@ -76,7 +76,7 @@ def _in_one_step(
     if scale is None or (quantize.zero_point and zero_point is None):
         raise NotRewrittenError("its scale or its zero point is not a constant")
     if not quantize.has_same_parameters(dequantize) or quantize.element_type is not dequantize.element_type:
-        raise NotRewrittenError("the dequantize node behind it has other parameters")
+        raise NotRewrittenError("the dequantize node after it has other parameters")
     types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
     if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
         raise NotRewrittenError("it computes in another type than float32, or its scales are blocked")

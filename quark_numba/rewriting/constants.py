@@ -77,8 +77,8 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
     _remember(graph, node, outputs)
     if graph.keep_quantized_weights and isinstance(meaning, BlockRoundTrip):
         with suppress(NotRewrittenError):
-            kept = block_codes.keep(graph, node, meaning, known)
-            graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
+            kept = block_codes.store(graph, node, meaning, known)
+            graph.remember(kept.y, *outputs)  # nodes after it may be folded, and it is removed with them then
             graph.reasons[kept] = KEPT
             return
     if graph.keep_quantized_weights and isinstance(meaning, Dequantize) and not _is_scale(graph, node):
@@ -141,8 +141,8 @@ def _outputs(
 def _lazily(
     graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
-    """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
-    rows are computed apart. Raise NotRewrittenError if the node is not valid."""
+    """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
+    known how to compute its rows one by one. Raise NotRewrittenError if the node is not valid."""
     shape = x.shape.numpy()
     if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
         return None
@@ -182,21 +182,21 @@ def _lazily(
 
 
 def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
-    """`_lazily` for a node of fake quantization, whose parameters broadcast to x."""
+    """Return the output as `_lazily` does, for a node of fake quantization, whose parameters broadcast to x."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
         raise NotRewrittenError(Invalid("not valid: a parameter does not broadcast to x"))
-    own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
+    counterpart, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        return on_one_thread(call, own, [part, *(_rows(array, along, start, stop) for array in arrays)])[0]
+        return on_one_thread(call, counterpart, [part, *(_rows(array, along, start, stop) for array in arrays)])[0]
 
     return mapped(x, rows_of_y, FLOAT32)
 
 
 def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: int) -> NDArray[Any] | None:
-    """Return some rows of a parameter, along an axis counted from the end; all of it if it has none there."""
+    """Return some rows of a parameter, along an axis counted from the end; all of it if it has no such axis."""
     if parameter is None or axis is None or parameter.ndim < -axis or parameter.shape[axis] == 1:
         return parameter
     index: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-axis - 1))

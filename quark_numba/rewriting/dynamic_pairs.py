@@ -1,4 +1,4 @@
-"""Fuse a node that quantizes blocks with scales of its own, and the nodes that dequantize its codes, into one."""
+"""Fuse a node that computes scales of blocks and quantizes them, and the nodes that dequantize its codes, into one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
         for first in users(scales, 0):
             meaning = _dequantize(graph, first)
             if meaning.block_size or not _is_same_number(meaning.scale, quantize.scale):
-                raise NotRewrittenError(f"{first.full_name} behind its scales has another scale")
+                raise NotRewrittenError(f"{first.full_name} after its scales has another scale")
             factors.append(first.y)
     followers = users(codes, 0)
     if {*followers} != {user for value in factors for user in users(value, 1)}:
@@ -38,7 +38,7 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
     for follower in followers:
         meaning = _dequantize(graph, follower)
         if (meaning.block_size, _axis(graph, node, meaning.axis)) != (quantize.block_size, _axis(graph, node, quantize.axis)):
-            raise NotRewrittenError(f"{follower.full_name} behind it has other blocks")
+            raise NotRewrittenError(f"{follower.full_name} after it has other blocks")
     stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if any(other.y.is_graph_output() for other in others):
         raise NotRewrittenError("the dequantize nodes downstream of it are outputs of their graph")
@@ -55,9 +55,9 @@ def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
     """Return the meaning of a dequantize node. Raise NotRewrittenError unless it returns float32, and has no zero point."""
     meaning = graph.meaning(node)
     assert isinstance(meaning, Dequantize)
-    stays_if(not meaning.is_symmetric, f"{node.full_name} behind it has a zero point")
+    stays_if(not meaning.is_symmetric, f"{node.full_name} after it has a zero point")
     if FLOAT32 not in (meaning.computes_in, graph.inferred_type(node.y), meaning.scale.element_type) or meaning.has_other_type:
-        raise NotRewrittenError(f"{node.full_name} behind it is not known to return float32")
+        raise NotRewrittenError(f"{node.full_name} after it is not known to return float32")
     return meaning
 
 

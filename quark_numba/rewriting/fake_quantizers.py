@@ -40,8 +40,8 @@ def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -
 
 def array_of(meaning: FakeQuantize[Operand], name: str) -> NDArray[Any]:
     """Return a parameter. Raise NotRewrittenError if it is not a constant."""
-    given = meaning.parameters[name]
-    array = given.array if isinstance(given, Operand) else np.asarray(given)
+    parameter = meaning.parameters[name]
+    array = parameter.array if isinstance(parameter, Operand) else np.asarray(parameter)
     if array is None:
         raise NotRewrittenError(f"its {name} is not a constant")
     return array

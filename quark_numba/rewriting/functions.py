@@ -40,10 +40,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     for user, names in used.items():
         for name in names:
             users[name].add(user)
-    own = {
-        name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
+    affected = {
+        name for name, function in functions.items() if every or any(_begins(node, functions) for node in function.all_nodes())
     }
-    wanted = _reached(own, users)
+    wanted = _reached(affected, users)
     if not wanted:
         return Counter(), Counter()
     for name in wanted:
@@ -59,7 +59,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         (full_name(node), f"in a function that stays: {why}")
         for name in kept
         for node in functions[name].all_nodes()
-        if _is_own(node, functions)
+        if _begins(node, functions)
     )
 
 
@@ -80,8 +80,8 @@ def _inline(model: ir.Model, functions: dict[_Name, ir.Function], callers_first:
                     output.name = output.name or None
     done: Counter[tuple[str, str]] = Counter()
 
-    def is_wanted(function: ir.Function) -> bool:
-        """Whether to inline a call. InlinePass asks once for each call."""
+    def accept(function: ir.Function) -> bool:
+        """Return whether to inline a call, and count it. InlinePass asks once for each call."""
         if function.identifier() not in wanted:
             return False
         done[f"{function.domain or 'ai.onnx'}::{function.name}", INLINED] += 1
@@ -91,18 +91,18 @@ def _inline(model: ir.Model, functions: dict[_Name, ir.Function], callers_first:
     for start in range(0, len(callers_first), _AT_ONCE):
         model.functions.clear()
         model.functions.update((name, functions[name]) for name in callers_first[start : start + _AT_ONCE])
-        InlinePass(is_wanted)(model)
+        InlinePass(accept)(model)
     model.functions.clear()
     model.functions.update(others)
     return done
 
 
-def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
+def _begins(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
     """Whether a pass may begin with a node."""
     if node.op_identifier() in functions:
         return False
     is_operator = OPERATORS.find(node.domain, node.op_type) is not None
-    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_one(node.domain, node.op_type)
+    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_channels_last(node.domain, node.op_type)
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:
@@ -146,9 +146,9 @@ def _since(node: ir.Node, version: int) -> int:
 
 
 def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> None:
-    """Append the name of its function to each value's name, in a form that no other name in the model contains. Then the
-    numbers that InlinePass appends cannot make the name of another value, for instance in a subgraph. Append it to the names of
-    nodes, too: InlinePass tries one number after the other for nodes of one name."""
+    """Append the name of its function to each value's name, in a way that no other name in the model contains. Then the numbers
+    that InlinePass appends cannot make the name of another value, for instance in a subgraph. Append it to the names of nodes,
+    too: InlinePass tries one number after the other for nodes of one name."""
     ends = sorted(end for value in values(model) for end in _ends(value.name))
     for function in functions:
         tags = (f"/{function.name}{number or ''}" for number in itertools.count())

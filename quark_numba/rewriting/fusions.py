@@ -1,4 +1,4 @@
-"""The nodes that ONNX Runtime fuses into operators of its own, found by asking ONNX Runtime."""
+"""The nodes that ONNX Runtime fuses into its own operators, found by letting ONNX Runtime optimize the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 
 from ..errors import MissingFileError, WriteError, reason_of, reraise_of_signal_handler
-from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
+from ..models.model_files import LEAST_APART, MAX_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
 from .graph import Graph
@@ -23,8 +23,8 @@ from .stand_ins import skeleton
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
-FUSED = "ONNX Runtime fuses it into an operator of its own"
-UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
+FUSED = "ONNX Runtime fuses it into one of its own operators"
+UNKNOWN = "ONNX Runtime may fuse it; whether it does is not known"
 
 # What the message of a WriteError, and so a reason to leave a node, has where ONNX Runtime could not write its answer.
 UNWRITTEN = "a temporary file cannot be written"
@@ -63,7 +63,7 @@ def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[
     initializers = graph.model.graph.initializers
     zeros = {name: initializers[name].const_value for name in weights if name and name in initializers}
     sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
-    file = "zeros" if sum(sizes) > MOST_IN_MEMORY else None
+    file = "zeros" if sum(sizes) > MAX_IN_MEMORY else None
     before = skeleton(graph.model, graph.tensor, frozenset(zeros), hide_shapes=True, file=file)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -107,8 +107,8 @@ def optimized_by_onnx_runtime(
 
 @contextmanager
 def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> Iterator[None]:
-    """Raise WriteError with the name of the folder (None: that of temporary files) if a file cannot be written in the context.
-    ONNX Runtime's message need not say so, but it begins the file when it has done all else."""
+    """Raise WriteError if a file cannot be written in the context, with the name of the folder, by default the folder for
+    temporary files. ONNX Runtime's message need not say so, but it begins the file when it has done all else."""
     try:
         yield
     except (WriteError, MissingFileError):

@@ -1,7 +1,7 @@
 """With kept codes, gather rows of codes instead of rows of floats.
 
-A dequantize node behind a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element
-is computed from its own code, so that the bits are the same."""
+A dequantize node after a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element is
+computed from its own code, so that the bits are the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .constants import KEPT
 from .graph import Graph, copy_metadata
 from .nodes import Node
 
-MOVED = "moved: behind the Gather of its rows"
+MOVED = "moved: after the Gather of its rows"
 
 
 def rewrite(graph: Graph) -> None:
@@ -49,19 +49,19 @@ def _move(graph: Graph, node: Node) -> None:
         axis = meaning.axis % len(codes.shape)
         if axis <= along:
             return
-        # Counted from the end, the axis is the same behind the Gather, whatever the rank of the indices.
+        # Counted from the end, the axis is the same after the Gather, whatever the rank of the indices.
         attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
     code_gather = ir.node("Gather", [node.x, gather.inputs[1]], gather.attributes, outputs=[rows], name=gather.name)
     inputs, replaced = [rows, *node.node.inputs[1:]], node.node
-    behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
-    for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
+    follower = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
+    for old, new in ((gather, code_gather), (node.node, follower), (gather.outputs[0], follower.outputs[0])):
         copy_metadata(old, new)
-    parent, nodes = replaced.graph, [code_gather, behind]
+    parent, nodes = replaced.graph, [code_gather, follower]
     assert parent
-    ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, behind.outputs)
+    ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, follower.outputs)
     graph.remove(node, MOVED)
-    graph.find(behind)
-    moved = graph.node(behind)
+    graph.find(follower)
+    moved = graph.node(follower)
     if moved:
         graph.reasons[moved] = KEPT

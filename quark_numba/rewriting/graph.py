@@ -81,7 +81,7 @@ class Graph(Nodes):
         self.remove(node, what)
 
     def new_constant(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
-        """Return a new constant, as `constant` does, with a number behind its name that makes it new."""
+        """Return a new constant, as `constant` does, with a number after its name that makes it new."""
         return self.constant(in_memory(array), self.unused_name(name), before)
 
     def shared_constant(
@@ -98,7 +98,7 @@ class Graph(Nodes):
 
     def shared_array(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
         """Return the constant with the bits of an array in the graph of the node `before`. If there is none yet, it is a new
-        one in front of all nodes, with a number behind its name."""
+        one in front of all nodes, with a number after its name."""
         graph = before.graph
         assert graph
         key = graph, array.dtype, array.shape, array.tobytes()
@@ -116,7 +116,7 @@ class Graph(Nodes):
         return self._nodes[new]
 
     def put(self, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], replaced: ir.Node) -> ir.Node:
-        """Insert a node of one of the package's operators behind a node, and let it have that node's name, its output and its
+        """Insert a node of one of the package's operators after a node, and give it that node's name, its output and its
         metadata. Return the new node, which has no record yet."""
         new = ir.node(operator.name, inputs, attributes, domain=operator.domain, name=replaced.name)
         (old, *_), (y,) = replaced.outputs, new.outputs
@@ -144,7 +144,8 @@ class Graph(Nodes):
 
     def remove(self, node: Node | ir.Node, what: str | None) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used. Its graph still
-        lists it until `sweep`, but without inputs. `what` is the change to count; None: the node was never the model's."""
+        lists it until `sweep`, but without inputs. `what` is the change to count, or None for a node that the model never
+        had."""
         node = node.node if isinstance(node, Node) else node
         if what is not None and node.op_identifier() != _CONSTANT:
             self.done[full_name(node), what] += 1
@@ -188,8 +189,8 @@ class Graph(Nodes):
         return super()._infer(value)
 
     def write_shapes(self) -> None:
-        """Write the shapes of the outputs of the package's nodes, as far as onnx infers them. ONNX Runtime infers none of
-        these, and so none of what follows from them. A dimension that is no number stays unknown."""
+        """Write the shapes of the outputs of the package's nodes, as far as onnx infers them. ONNX Runtime does not infer
+        these, nor what follows from them. A dimension that is not a number stays unknown."""
         self.forget_inferred()
         for node in self.model.graph:
             for value in node.outputs if OPERATORS.find(node.domain, node.op_type) else ():

@@ -52,7 +52,7 @@ class Source:
 
     node: Node
     codes: Codes
-    moves: tuple[ir.Node, ...]  # the first behind the dequantize node
+    moves: tuple[ir.Node, ...]  # the first one after the dequantize node
 
     @property
     def is_constant(self) -> bool:
@@ -61,8 +61,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What an operator's output is quantized to: `clips` are nodes that only clip it, `quantize` is the node behind them, and
-    `bounds` are the codes to which the clips clip; None: all codes occur."""
+    """What an operator's output is quantized to: `clips` are nodes that only clip it, `quantize` is the node after them, and
+    `bounds` are the codes to which the clips clip, or None if all codes occur."""
 
     clips: tuple[ir.Node, ...]
     quantize: Node
@@ -155,7 +155,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
 
 
 def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a node that clips; None: it does something else."""
+    """Return the bounds of a node that clips, or None if it does something else."""
     if node.op_identifier() == ("", "Relu", ""):
         return 0.0, math.inf
     if node.op_identifier() != ("", "Clip", ""):

@@ -22,8 +22,8 @@ _UNKNOWN = 32
 
 
 def operator_cost(graph: Graph, node: ir.Node, weights_type: str) -> float:
-    """Return the time that an operator on integers takes beyond that of its float form. `weights_type` is the type of the codes
-    of its second input."""
+    """Return the time that an operator on integers takes beyond the time of the float operator. `weights_type` is the type of
+    the codes of its second input."""
     x, weights = (*node.inputs, None)[:2]
     elements = prod(_shape(graph, node.outputs[0]))
     total = _OF_OUTPUT.get(node.op_type, 0) * elements

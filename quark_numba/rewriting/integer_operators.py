@@ -26,7 +26,7 @@ from .integer_codes import MOVES, Codes, Source, known_codes
 from .integer_costs import operator_cost, quantization_cost
 from .integer_rules import RULES, Match, divisor_of
 from .nodes import Node
-from .own_operators import OWN
+from .own_operators import COUNTERPARTS
 
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
 
@@ -37,7 +37,7 @@ def rewrite(graph: Graph) -> None:
     version = graph.model.opset_imports.get("", 0)
     if graph.qdq != "auto" or graph.integers == "nowhere" or version < _FIRST_OPSET:
         return
-    matches: dict[Node, Match] = {}  # by the quantize node behind it
+    matches: dict[Node, Match] = {}  # by the quantize node after it
     for node in graph.model.graph.all_nodes():
         rule = RULES.get(node.op_type) if not node.domain else None
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
@@ -71,7 +71,7 @@ def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
 
 
 def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
-    total, own = 0.0, {match.node for match in group}
+    total, members = 0.0, {match.node for match in group}
     made = {match.target.quantize for match in group}
     taken: dict[ir.Value, None] = {}
     for match in group:
@@ -80,8 +80,8 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
     # The codes that the group takes from outside, and those that it gives to float operators.
     total += sum(quantization_cost(graph, value) for value in taken if graph.node(value.producer()) not in made)
     for match in group:
-        behind = [user for user, _ in match.target.quantize.y.uses()]
-        total += sum(quantization_cost(graph, user.outputs[0]) for user in behind if not _feeds_only(user.outputs[0], own))
+        users = [user for user, _ in match.target.quantize.y.uses()]
+        total += sum(quantization_cost(graph, user.outputs[0]) for user in users if not _feeds_only(user.outputs[0], members))
     return total < 0
 
 
@@ -136,8 +136,8 @@ class _Writing:
         inputs = [value for part in order for value in parts[part]]
         while inputs[-1] is None:
             inputs.pop()
-        given = replaced.attributes.items()
-        attributes = {name: value for name, value in given if rule.attributes is None or name in rule.attributes}
+        written = replaced.attributes.items()
+        attributes = {name: value for name, value in written if rule.attributes is None or name in rule.attributes}
         node = ir.node(rule.name or replaced.op_type, inputs, attributes, domain=rule.domain, name=replaced.name)
         node.metadata_props.update(replaced.metadata_props)
         if rule.domain:
@@ -198,10 +198,10 @@ class _Writing:
 
     def _quantized_anew(self, quantize: Node) -> ir.Value:
         """Return codes of uint8 in the place of int8."""
-        own = OWN["quantize"]
-        node = ir.node(own.name, self._inputs(quantize, quantize.x), own.values({}), domain=own.domain)
+        quantizer = COUNTERPARTS["quantize"]
+        node = ir.node(quantizer.name, self._inputs(quantize, quantize.x), quantizer.values({}), domain=quantizer.domain)
         codes = self._insert(node, quantize, quantize.y)
-        self.graph.model.opset_imports.setdefault(own.domain, own.since_version)
+        self.graph.model.opset_imports.setdefault(quantizer.domain, quantizer.since_version)
         self.graph.find(node)
         return codes
 
@@ -214,11 +214,11 @@ class _Writing:
     def _reconnect(self, quantize: Node, codes: ir.Value) -> None:
         """Let the users of a quantize node take the codes of an integer operator, and remove the node."""
         if self.graph.affine(quantize).element_type is INT8:
-            own = OWN["dequantize"]
+            dequantizer = COUNTERPARTS["dequantize"]
             for node in [self.graph.node(user) for user, _ in quantize.y.uses()]:
                 assert node
-                attributes = own.values({"axis": self.graph.affine(node).axis})
-                self.graph.replace(node, own, self._inputs(node, codes), attributes, REWRITTEN)
+                attributes = dequantizer.values({"axis": self.graph.affine(node).axis})
+                self.graph.replace(node, dequantizer, self._inputs(node, codes), attributes, REWRITTEN)
         else:
             name = quantize.y.name
             self.graph.replace_uses(quantize.y, codes)

@@ -22,20 +22,20 @@ from .onnx_runtime import multiplies_exactly
 _MICROSOFT = "com.microsoft"
 
 # The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
-_MOST_PRODUCTS, _LARGEST_BIAS = 1 << 14, 1 << 30
+_MAX_PRODUCTS, _MAX_BIAS = 1 << 14, 1 << 30
 
 # A bias of so many steps of the output. Its scale is the product of two scales but for a rounding, 2^-23 of it at most.
-_MOST_BIAS_STEPS = 1 << 12
+_MAX_BIAS_STEPS = 1 << 12
 
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
 _NARROW = 64
 
 # The most elements of an average, times the quotient of scales: 64 * 255 * 2^-24 < 1/1000 is off by the additions of floats.
-_MOST_POOLED = 64
+_MAX_POOLED = 64
 
 # QLinearAdd multiplies codes and zero points by the quotients of scales, and adds up. With quotients of at most 4, no product
 # is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
-_LARGEST_QUOTIENT = 4.0
+_MAX_QUOTIENT = 4.0
 
 # Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
 _OF_TIE = 2.0**-30
@@ -61,9 +61,9 @@ class Rule:
     """How operators of one name are matched and written.
 
     `domain` and `name` are those of the integer operator; without a name it is the operator itself, which takes codes as well.
-    `inputs` is how many inputs are dequantized; None: all. `check` raises NotRewrittenError if an operator that matched
-    otherwise is not rewritten. `attributes` are those that the integer operator has; None: all. `has_weights`: whether the
-    first input is multiplied with the second one, which may have several scales.
+    `inputs` is how many inputs are dequantized, None for all. `check` raises NotRewrittenError if an operator that matched
+    otherwise is not rewritten. `attributes` are those that the integer operator has, None for all. `has_weights` says whether
+    the first input is multiplied with the second one, which may have several scales.
 
     `order` is the order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b:
     the bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
@@ -123,14 +123,14 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
         raise NotRewrittenError("its bias has another shape")
     stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "its bias has another scale than its products")
     magnitudes = np.abs(codes.astype(np.float64))
-    if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * y_scale)):
+    if np.any(magnitudes > _MAX_BIAS) or (codes.size and np.any(magnitudes * products > _MAX_BIAS_STEPS * y_scale)):
         raise NotRewrittenError("its bias is too large")
     return codes
 
 
 def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
-    """Return the shape of weights behind their moves. Raise NotRewrittenError unless they are constant, with one scale, or with
-    one for each index along an axis."""
+    """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
+    scale, or with one for each index along an axis."""
     tensor = graph.tensor(source.node.x)
     if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
         raise NotRewrittenError("its weights are not constant")
@@ -149,7 +149,7 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 def _check_products(products: Any) -> None:
     """Raise NotRewrittenError unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's
     integer operators leave the memory of the output as it is then."""
-    if not isinstance(products, int) or not 1 <= products <= _MOST_PRODUCTS:
+    if not isinstance(products, int) or not 1 <= products <= _MAX_PRODUCTS:
         raise NotRewrittenError("the number of its products is not known, or too large, or 0")
 
 
@@ -188,7 +188,7 @@ def _check_binary(graph: Graph, match: Match) -> None:
     scales = [float(source.codes.scale) for source in (a, b)]
     if match.node.op_type == "Add":
         quotients = [scale / y_scale for scale in scales]
-        stays_if(max(quotients) > _LARGEST_QUOTIENT, "its scale is too small for the sum")
+        stays_if(max(quotients) > _MAX_QUOTIENT, "its scale is too small for the sum")
         exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
     else:
         exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / y_scale)
@@ -209,7 +209,7 @@ def _check_division(graph: Graph, match: Match) -> None:
 
 
 def divisor_of(graph: Graph, node: ir.Node) -> float | None:
-    """Return the only element of what a node divides by; None: it is not known, or adds dimensions to x."""
+    """Return the only element of what a node divides by, or None if it is not known or adds dimensions to x."""
     x, value = node.inputs[:2]
     array = None if value is None else graph.array(value)
     shape = None if x is None else graph.shape(x)
@@ -226,19 +226,19 @@ def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = Fal
 
 
 def _check_pool(graph: Graph, match: Match) -> None:
-    given, is_average = match.node.attributes, match.node.op_type == "AveragePool"
-    if is_average and (given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given):
+    values, is_average = match.node.attributes, match.node.op_type == "AveragePool"
+    if is_average and (values.get_int("ceil_mode") or set(values.get_ints("dilations", [1])) != {1} or "auto_pad" in values):
         raise NotRewrittenError("it pads or skips elements")
     shape = graph.shape(match.node.inputs[0]) if match.node.inputs[0] else None
     if shape is None or len(shape) < 3:
         raise NotRewrittenError("the rank of its x is not known")
-    sizes: Any = given.get_ints("kernel_shape") if is_average else shape[2:]
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
+    sizes: Any = values.get_ints("kernel_shape") if is_average else shape[2:]
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MAX_PRODUCTS:
         raise NotRewrittenError("the number of its elements is not known, or too large")
     if is_average:
         # QLinearAveragePool adds floats.
         most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
-        stays_if(most * max(1.0, quotient) > _MOST_POOLED, "its sums are too large")
+        stays_if(most * max(1.0, quotient) > _MAX_POOLED, "its sums are too large")
         sums = np.arange(-255 * most, 255 * most + 1) * quotient
         for count in range(1, most + 1):  # at the edges there are fewer elements
             _check_ties(match, sums / count)

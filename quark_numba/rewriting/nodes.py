@@ -26,13 +26,13 @@ from .onnx_runtime import has_operator
 from .stand_ins import skeleton
 
 # The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
-_MOST_KEPT = 1 << 16
+_MAX_KEPT = 1 << 16
 
 Shape = Sequence[int | str | None]
 
 
 class Inferred(NamedTuple):
-    """The element type and the shape that onnx infers for a value; None: unknown."""
+    """The element type and the shape that onnx infers for a value, None if unknown."""
 
     element_type: ElementType | None = None
     shape: Shape | None = None
@@ -48,8 +48,8 @@ class Values:
         self._inferred: dict[ir.Value, Inferred] | None = None
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        """Return the tensor of a constant, which may be read or computed only when it is used; None: not a constant. An
-        initializer that will be replaced has no value yet."""
+        """Return the tensor of a constant, which may be read or computed only when it is used, or None if the value is not a
+        constant. An initializer that will be replaced has no value yet."""
         if value in self._computed:
             return self._computed[value]
         with suppress(ValueError):  # a node Constant that is not valid
@@ -62,14 +62,14 @@ class Values:
         return value.is_graph_input() and value.is_initializer() and self.model.ir_version >= 4
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
-        """Return the value of a constant; None: not a constant, or not of one of the package's element types. A large one is
-        read anew each time."""
+        """Return the array of a constant, or None if the value is not a constant or has a type that the package lacks. A large
+        array is read again each time."""
         if value not in self._arrays:
             tensor = self.tensor(value)
             if tensor is None or find_any(tensor.dtype.value) is None:
                 return None
             array = tensors.array_of(tensor)
-            if array.nbytes > _MOST_KEPT:
+            if array.nbytes > _MAX_KEPT:
                 return array
             self._arrays[value] = array
         return self._arrays[value]
@@ -86,7 +86,7 @@ class Values:
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
         """Return the element type of a value, also if only onnx's inference knows it."""
-        inferred = self._infer(value)  # of the model as it is at the first question, whichever value that is about
+        inferred = self._infer(value)  # at the first call, of the whole model
         return self.type(value) or inferred.element_type
 
     def shape(self, value: ir.Value) -> Shape | None:
@@ -121,12 +121,12 @@ class Values:
         for node in graph if with_subgraphs else ():
             proto = with_subgraphs.get(node.outputs[0].name or "") if node.outputs else None
             for attribute in proto.attribute if proto else ():
-                own = node.attributes.get(attribute.name)
-                if attribute.HasField("g") and own and own.type == ir.AttributeType.GRAPH:
-                    self._record_inferred(own.value, attribute.g, record)
+                ir_attribute = node.attributes.get(attribute.name)
+                if attribute.HasField("g") and ir_attribute and ir_attribute.type == ir.AttributeType.GRAPH:
+                    self._record_inferred(ir_attribute.value, attribute.g, record)
 
-    def keep_inferred(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a value have what was inferred for the one in whose place it is."""
+    def copy_inferred(self, old: ir.Value, new: ir.Value) -> None:
+        """Copy what was inferred for a value to the one that replaces it."""
         if self._inferred is not None and old in self._inferred:
             self._inferred[new] = self._inferred[old]
 
@@ -243,18 +243,18 @@ class Nodes(Values):
             # The model may leave the type of codes out, or call it uint8.
             if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType(element_type.number))
-        given = {}
+        values = {}
         for attribute in node.operator.attributes:
             ir_attribute = node.node.attributes.get(attribute.name)
             if ir_attribute is None:
                 continue
             if ir_attribute.type.name == attribute.kind:
-                given[attribute.name] = ir_attribute.value
+                values[attribute.name] = ir_attribute.value
             else:
                 node.is_valid = False
                 self.reasons[node] = f"its attribute {attribute.name} is a {ir_attribute.type.name}"
         try:
-            node.attributes = node.operator.values(given)
+            node.attributes = node.operator.values(values)
             self.meaning(node)
         except ValueError as error:
             node.is_valid, self.reasons[node] = False, Invalid(f"not valid: {error}")
@@ -280,7 +280,7 @@ class Nodes(Values):
         return node.is_valid and not isinstance(self.reasons.get(node), Invalid)
 
     def node(self, node: ir.Node | None) -> Node | None:
-        """Return the record of a node; None: it has none, as its operator is not one of the package's."""
+        """Return the record of a node, or None if the package does not have its operator."""
         return self._nodes.get(node) if node else None
 
     def leave(self, node: ir.Node, why: str) -> None:
@@ -295,8 +295,8 @@ class Nodes(Values):
     # What nodes mean.
 
     def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
-        """Return the tensors of a node's inputs, None for an omitted input. Return None if any input is not a constant of one
-        of the package's element types."""
+        """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
+        has a type that the package lacks."""
         tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]
         for value, tensor in zip(node.node.inputs, tensors, strict=True):
             if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
@@ -304,8 +304,8 @@ class Nodes(Values):
         return tensors
 
     def meaning(self, node: Node | None) -> Meaning[Operand] | None:
-        """Return the meaning of a node with its current inputs. None: there is no node, it is not valid, or its operator has no
-        meaning."""
+        """Return the meaning of a node with its current inputs. Return None if there is no node, it is not valid, or its
+        operator has no meaning."""
         if node is None or not node.is_valid or node.operator.meaning is None:
             return None
         operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
@@ -327,12 +327,12 @@ class Nodes(Values):
         stays_if(value.is_graph_output(), f"{what} are an output of its graph")
         stays_if(not value.uses(), f"nothing uses {unused}")
         followers = []
-        for user, at in value.uses():
+        for user, position in value.uses():
             follower = self.node(user)
             stays_if(user.graph is not node.node.graph, f"{what} are used in another graph")
-            if follower and at == index and follower in self.reasons:
-                raise NotRewrittenError(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
-            if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
+            if follower and position == index and follower in self.reasons:
+                raise NotRewrittenError(f"{follower.full_name} after it stays: {self.reasons[follower]}")
+            if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
                 raise NotRewrittenError(f"{what} are used by {full_name(user)}")
             followers.append(follower)
         return sorted(followers, key=lambda follower: follower.place)

@@ -37,7 +37,7 @@ def casts_to(element_type: ElementType) -> bool:
 
 def runs(operator: Operator, domain: str, codes: ElementType | None, scale: ElementType | None) -> bool:
     """Whether the CPU provider runs ONNX's own quantize or dequantize operator in a domain, in any version, with these element
-    types. None: any type."""
+    types. None stands for uint8 as the type of codes, and for float32 as the type of the scale."""
     return _runs_linear(_plain(domain), operator.name, operator.operation, codes or UINT8, scale or FLOAT32)
 
 
@@ -57,7 +57,7 @@ def _plain(domain: str) -> str:
 
 @functools.cache
 def _versions() -> dict[tuple[str, str], set[int]]:
-    """The versions of each of ONNX Runtime's operators, by domain and name."""
+    """Return the versions of each operator of ONNX Runtime, by domain and name."""
     versions: dict[tuple[str, str], set[int]] = defaultdict(set)
     for schema in onnxruntime_pybind11_state.get_all_operator_schema():
         versions[schema.domain, schema.name].add(schema.since_version)
@@ -91,10 +91,10 @@ def _session(
     constants: Mapping[str, NDArray[np.generic]] = MappingProxyType({}),
 ) -> onnxruntime.InferenceSession:
     """Return a session of the CPU provider with one node, whose inputs are `constants` or have these types of TensorProto."""
-    given = [helper.make_tensor_value_info(name, number, None) for name, number in zip(node.input, inputs, strict=False)]
+    infos = [helper.make_tensor_value_info(name, number, None) for name, number in zip(node.input, inputs, strict=False)]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     y = helper.make_tensor_value_info("y", output, None)
-    graph = helper.make_graph([node], "probe", given, [y], initializers)
+    graph = helper.make_graph([node], "probe", infos, [y], initializers)
     opsets = [helper.make_opsetid(name, number) for name, number in ({"": 10} | {domain: version}).items()]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict, Unpack, overload
 
@@ -61,7 +62,7 @@ PASSES = (
 _NOT_STANDARD = (integer_operators, casts, own_operators, regions)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
-# The passes for a model on a GPU of NVIDIA's. ONNX Runtime's integer operators run on the CPU alone.
+# The passes for a model on an NVIDIA GPU. ONNX Runtime's integer operators run on the CPU alone.
 CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
 
 
@@ -96,25 +97,25 @@ def optimize(
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto | None:
-    """Return the model with its quantization nodes in cheaper forms. Each gives the same bits as before, apart from ties in
-    integer operators (see `qdq`). With `out`, write it to a file instead.
+    """Return the model with its quantization nodes rewritten into fewer, cheaper nodes. They give the same bits as before,
+    apart from ties in integer operators (see `qdq`). With `out`, write it to a file instead.
 
     - Nodes whose inputs are all constants are folded into initializers.
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
-      version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal dequantize nodes behind one quantize node
+      version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal dequantize nodes after one quantize node
       become one.
-    - A Cast from float32 to bfloat16 or float16 and those back become one ``quark_numba::FakeQuantize``, version 1.
+    - A Cast from float32 to bfloat16 or float16, together with the Casts back, becomes one ``quark_numba::FakeQuantize``,
+      version 1.
     - A ``QuantizeDequantizeLinear`` and the elementwise nodes beside it, such as additions and activations, are merged into one
       ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
-    - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back. This is
-      proved or tried, for integers of up to 16 bits. A round trip is dropped, too, if it returns its x, since all elements are
-      results of an equal one.
-
+    - A quantize node after a dequantize node with the same constant parameters is dropped if every code comes back. This is
+      proved or tried, for integers of up to 16 bits. A round trip whose input elements are all results of an equal round trip
+      is dropped as well, as it would return its x.
     - With `operators` = "standard" every node is written in ONNX's standard operators at the end, without regions.
 
-    Subgraphs are treated alike. Local functions with nodes of the package's operators are inlined first. Everything else stays
-    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model. With
-    `operators` = "standard" they need none, and any execution provider runs the model.
+    Subgraphs are rewritten in the same way. Local functions with nodes of the package's operators are inlined first. Everything
+    else stays as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.
+    With `operators` = "standard" they do not, and any execution provider runs the model.
 
     Parameters
     ----------
@@ -132,18 +133,17 @@ def optimize(
         How ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. "auto": all of them, and
         groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
         differ by one, where a result is within a thousandth of a step of the middle between two. "float": all, and without
-        integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
-        results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
+        integer operators. "onnxruntime", for execution providers other than the CPU provider: only those for which ONNX Runtime
+        gives the results of the specification. If such nodes quantize activations anywhere, all stay but those that ONNX
         Runtime cannot run.
     operators : "custom", "cuda", "standard" or "webgpu"
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
-        "cuda": in those of this package's that have kernels for NVIDIA's GPUs, for sessions with CUDA's provider and these
-        operators (`register`); other nodes as with "standard", or as they are.
-        "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
-        this package. "auto" means "float" then. What other custom operators a model has stay as they are. "webgpu": as
-        "standard", for WebGPU in ONNX Runtime Web, which lacks Casts to float types: round trips through such types are
-        written in arithmetic of float32. Subnormal numbers may become 0 on WebGPU, so blocks whose largest magnitude is below
-        2**-103 are rounded as if it was that.
+        "cuda": in those of this package's that have kernels for NVIDIA GPUs, for sessions with the CUDA provider and these
+        operators (`register`); other nodes as with "standard", or as they are. "standard": in ONNX's operators alone, of the
+        model's own opset, for other execution providers and for programs without this package. "auto" means "float" then. What
+        other custom operators a model has stay as they are. "webgpu": as "standard", for WebGPU in ONNX Runtime Web, which
+        lacks Casts to float types: round trips through such types are written in arithmetic of float32. Subnormal numbers may
+        become 0 on WebGPU, so blocks whose largest magnitude is below 2**-103 are rounded as if it was that.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
@@ -160,9 +160,9 @@ def optimize(
     ------
     ModelError
         If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is not
-        "custom", and a node of this package's operators has no form in standard operators. The message names the nodes.
+        "custom", and a node of this package's operators has no standard form. The message names the nodes.
     TypeError, ValueError
-        If an argument is none of these.
+        If an argument has an invalid value or type.
     """
     check_paths(out=out)
     check_flags(
@@ -204,7 +204,7 @@ class Optimized:
         return result
 
     def check_operators(self) -> None:
-        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package's is left."""
+        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package is left."""
         if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
@@ -237,9 +237,9 @@ def optimized(
     integers: Integers = "anywhere",
     has_other_providers: bool = False,
 ) -> Optimized:
-    """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integers`: where integer operators have to be exact, if they may be used at all. `has_other_providers`: whether the model
-    is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
+    """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants. `integers`:
+    where integer operators have to be exact, if they may be used at all. `has_other_providers` says whether the model is for
+    execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check_choices(QDQ, qdq=qdq)
     standard_forms.check(operators)
@@ -283,9 +283,9 @@ def optimized(
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
 
 
-def not_standard_as_text(left: Counter[tuple[str, str]], operators: Operators = "standard") -> str:
-    """Return which nodes of this package's operators are left, for a message; "": none. ONNX's own are none of these, nor for
-    "cuda" those that GPUs run. A node that was not folded is left in another sense."""
+def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operators = "standard") -> str:
+    """Return a message that lists the nodes of this package's operators that are left, empty if there are no such nodes. Left
+    out are ONNX's own operators, nodes that were not folded, and for "cuda" those that GPUs run."""
     nodes = (
         f"{counted(number, 'node', 'nodes')} {name}: {why}"
         for (name, why), number in left.items()
@@ -303,7 +303,7 @@ def begins_rewriting(node: onnx.NodeProto) -> bool:
     operator = OPERATORS.find(node.domain, node.op_type)
     if operator:
         return operator.operation != "region"
-    return casts.is_one(node) or channels_last.is_one(node.domain, node.op_type)
+    return casts.is_to_16_bits(node) or channels_last.is_channels_last(node.domain, node.op_type)
 
 
 def _check_acyclic(graph: ir.Graph) -> None:
@@ -318,7 +318,7 @@ def _check_acyclic(graph: ir.Graph) -> None:
 
 
 def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
-    """Add, for each node of a graph and its subgraphs, those that have to run before it is done: those of its subgraphs too."""
+    """Add, for each node of a graph and its subgraphs, the nodes that have to run before it is done, also in its subgraphs."""
     graph_types = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
     for node in graph:
         takes[node] = [*node.predecessors()]

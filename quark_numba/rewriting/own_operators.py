@@ -1,7 +1,7 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
 ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
-not do in the model as written. They quantize folded weights anew, turn a dequantize node and a MatMul into a product that
+not do in the model as written. They quantize folded weights again, turn a dequantize node and a MatMul into a product that
 quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
 stay."""
 
@@ -30,7 +30,7 @@ NAMES = ("QuantizeLinear", "DequantizeLinear")
 _ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 
 # The package's counterparts of ONNX's own operators, by operation.
-OWN: Mapping[str, Operator] = {operator.operation: operator for operator in LINEAR if operator.domain == OWN_DOMAIN}
+COUNTERPARTS: Mapping[str, Operator] = {operator.operation: operator for operator in LINEAR if operator.domain == OWN_DOMAIN}
 
 
 def rewrite(graph: Graph) -> None:
@@ -55,7 +55,7 @@ def rewrite(graph: Graph) -> None:
                 inputs.append(zeros(graph, node, meaning))
             except NotRewrittenError:
                 inputs += _computed_zeros(graph, node, meaning)
-        new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
+        new = graph.replace(node, COUNTERPARTS[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:
             graph.reasons[new] = reason
     if graph.regions and graph.qdq != "onnxruntime":
@@ -90,8 +90,8 @@ def _rename(function: ir.Function) -> None:
     for node in function.all_nodes():
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator and not operator.domain:
-            own = OWN[operator.operation]
-            node.domain, node.op_type = own.domain, own.name
-            for attribute in own.attributes:
+            counterpart = COUNTERPARTS[operator.operation]
+            node.domain, node.op_type = counterpart.domain, counterpart.name
+            for attribute in counterpart.attributes:
                 node.attributes.setdefault(attribute.name, ir.AttrInt64(attribute.name, attribute.default))
-            function.opset_imports.setdefault(own.domain, own.since_version)
+            function.opset_imports.setdefault(counterpart.domain, counterpart.since_version)

@@ -1,4 +1,4 @@
-"""Fuse a quantize node and the equal dequantize nodes behind it into one node that does both in one step."""
+"""Fuse a quantize node and the equal dequantize nodes after it into one node that does both in one step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
-    """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
+    """Return the dequantize nodes after a quantize node, in the order of the model, if one fused node can replace them all.
     Raise NotRewrittenError as `Graph.followers` does, or if a fused node would not return the same."""
     followers = graph.followers(node)
     first, *others = followers
@@ -65,7 +65,7 @@ def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
     """Raise NotRewrittenError if one step would not return the same as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
-    stays_if(not quantize.has_same_parameters(dequantize), "the dequantize node behind it has other parameters")
+    stays_if(not quantize.has_same_parameters(dequantize), "the dequantize node after it has other parameters")
     if codes is not None and codes.name not in PAIR.formats:
         raise NotRewrittenError(f"{PAIR.full_name} has no {codes.name}")
     stays_if(scale not in (None, FLOAT32), "its scale is not float32")

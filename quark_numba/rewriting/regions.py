@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -49,17 +49,17 @@ def rewrite(graph: Graph) -> None:
 
 
 class _Steps:
-    """The steps for nodes of a graph. `fused` are the values that ONNX Runtime computes in operators of its own, with the
-    reason. The nodes come in the order of the graph: a step for one may show that the next ones are float32."""
+    """The steps for nodes of a graph. `fused` are the values that ONNX Runtime computes in its own operators, with the reason.
+    The nodes come in the order of the graph: a step for one may show that the next ones are float32."""
 
     def __init__(self, graph: Graph, fused: dict[str, str]) -> None:
         self.graph, self.fused = graph, fused
         self.floats: set[ir.Value] = set()  # values found to be float32
 
     def step(self, node: ir.Node) -> Step | None:
-        """Return the step for a node; None: the node cannot be a step."""
-        if own := self.graph.node(node):
-            return self._quantization(own)
+        """Return the step for a node, or None if the node cannot be a step."""
+        if known := self.graph.node(node):
+            return self._quantization(known)
         if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
@@ -152,6 +152,29 @@ class _Steps:
         return value in self.floats or self.graph.inferred_type(value) is FLOAT32
 
 
+class _InputKey(NamedTuple):
+    """What tells the inputs of a region apart: how the program declares them, for scales and zero points their axis, and the
+    value. Equal constants of one element share one input: instead of the value, they have its shape and bits."""
+
+    declared: Input
+    axis: int | None
+    content: ir.Value | tuple[tuple[int, ...], bytes]
+
+
+# What a step takes: an input of the region, the result of another step, or nothing.
+_Operand = _InputKey | ir.Value | None
+
+
+def _collect_inputs(nodes: list[ir.Node], operands: list[list[_Operand]]) -> dict[_InputKey, ir.Value]:
+    """Return a value for each input of a region. Inputs that may be as large as y come first."""
+    values: dict[_InputKey, ir.Value] = {}
+    for node, row in zip(nodes, operands, strict=True):
+        for value, operand in zip(node.inputs, row, strict=True):
+            if isinstance(operand, _InputKey) and value is not None:
+                values.setdefault(operand, value)
+    return dict(sorted(values.items(), key=lambda item: item[0].declared.is_scalar))
+
+
 class _Merging:
     """The nodes of one graph, while they are merged into regions."""
 
@@ -228,8 +251,8 @@ class _Merging:
         return shape is not None and len(shape) <= GPU_LOOPS
 
     def _fits(self, region: set[ir.Node]) -> bool:
-        given = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}
-        streams = sum(not self._is_scalar(value) for value in given)
+        inputs = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}
+        streams = sum(not self._is_scalar(value) for value in inputs)
         blocks = {
             (attributes["axis"], attributes["block_size"])
             for attributes in (dict(self.steps[node].attributes) for node in region)
@@ -239,44 +262,36 @@ class _Merging:
             return False
         # A constant with two roles becomes two inputs.
         is_small = len(region) <= programs.MAX_STEPS and streams <= programs.MAX_STREAMS
-        return is_small and 2 * len(given) <= programs.MAX_INPUTS
+        return is_small and 2 * len(inputs) <= programs.MAX_INPUTS
 
     # The change of the graph.
 
     def merge(self, last: ir.Node, nodes: set[ir.Node]) -> None:
         """Replace the nodes by one region, in the place of the last node."""
         ordered = sorted(nodes, key=self.places.__getitem__)
-        inputs: dict[tuple[Any, ...], tuple[ir.Value, Input]] = {}
-        keys: list[list[tuple[Any, ...] | None]] = []
-        for node in ordered:
-            is_round_trip = self.steps[node].operator == ROUND_TRIP
-            node_keys: list[tuple[Any, ...] | None] = []
-            for index, value in enumerate(node.inputs):
-                if value is None or value.producer() in nodes:
-                    node_keys.append(None if value is None else ("step", value))
-                    continue
-                has_other = (is_round_trip and index == 2) or self.steps[node].operator == CAST
-                element_type = self.graph.inferred_type(value) if has_other else FLOAT32
-                assert element_type
-                one = Input(element_type, self._is_scalar(value))
-                role: Any = (index > 0, dict(self.steps[node].attributes)["axis"]) if is_round_trip and index else None
-                array = self.graph.array(value) if one.is_scalar else None
-                # Equal constants of one element share one input.
-                key = ("input", role, one, value if array is None else (array.shape, array.tobytes()))
-                inputs.setdefault(key, (value, one))
-                node_keys.append(key)
-            keys.append(node_keys)
-        # Inputs that may be as large as y come first.
-        by_size = sorted(inputs, key=lambda key: inputs[key][1].is_scalar)
-        numbers: dict[tuple[Any, ...], int] = {key: number for number, key in enumerate(by_size)}
-        steps = []
-        for number, (node, node_keys) in enumerate(zip(ordered, keys, strict=True)):
-            operands = tuple(None if key is None else numbers[key] for key in node_keys)
-            steps.append(self.steps[node]._replace(operands=operands))
-            numbers["step", node.outputs[0]] = len(by_size) + number
-        program = Program(tuple(inputs[key][1] for key in by_size), tuple(steps))
-        region = self.graph.put(_REGION, [inputs[key][0] for key in by_size], {"program": program.text}, last)
+        operands = [[self._operand(node, index, nodes) for index in range(len(node.inputs))] for node in ordered]
+        values = _collect_inputs(ordered, operands)
+        numbers = {operand: number for number, operand in enumerate([*values, *(node.outputs[0] for node in ordered)])}
+        rows = (tuple(None if operand is None else numbers[operand] for operand in row) for row in operands)
+        steps = [self.steps[node]._replace(operands=row) for node, row in zip(ordered, rows, strict=True)]
+        program = Program(tuple(key.declared for key in values), tuple(steps))
+        region = self.graph.put(_REGION, [*values.values()], {"program": program.text}, last)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
-            if node.graph:  # it may be removed already, with a node behind it
+            if node.graph:  # it may be removed already, with a node after it
                 self.graph.remove(node, MERGED)
+
+    def _operand(self, node: ir.Node, index: int, nodes: set[ir.Node]) -> _Operand:
+        """Return what the step of a node takes for an input of the node, in a region of these nodes."""
+        value = node.inputs[index]
+        if value is None or value.producer() in nodes:
+            return value
+        step = self.steps[node]
+        is_parameter = step.operator == ROUND_TRIP and index > 0
+        has_own_type = step.operator == CAST or (is_parameter and index == 2)
+        element_type = self.graph.inferred_type(value) if has_own_type else FLOAT32
+        assert element_type
+        declared = Input(element_type, self._is_scalar(value))
+        array = self.graph.array(value) if declared.is_scalar else None
+        axis = step.axis if is_parameter else None
+        return _InputKey(declared, axis, value if array is None else (array.shape, array.tobytes()))

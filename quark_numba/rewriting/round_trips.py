@@ -1,4 +1,4 @@
-"""Drop a quantize node behind a dequantize node with the same parameters if every code comes back."""
+"""Drop a quantize node after a dequantize node with the same parameters if every code comes back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .nodes import Node, Operand, call
 ROUND_TRIP = "dropped: it returns the codes that were dequantized"
 
 # The most codes that are tried to show that quantizing undoes dequantizing.
-_MOST_CODES = 1 << 24
+_MAX_CODES = 1 << 24
 
 
 def rewrite(graph: Graph) -> None:
@@ -36,7 +36,7 @@ def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
     # Float types turn -0 into 0.
     if after.block_size or not codes.is_integer or codes.bits > 16:
         return
-    if scale.size << codes.bits > _MOST_CODES:
+    if scale.size << codes.bits > _MAX_CODES:
         return
     is_valid = zero_point is None or zero_point.size == scale.size
     if not (is_valid and is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):

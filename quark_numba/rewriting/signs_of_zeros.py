@@ -31,9 +31,9 @@ def signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
         if value.is_graph_output():
             return False
         for user, index in value.uses():
-            behind = graph.meaning(graph.node(user))
-            if isinstance(behind, RoundTrip) and index == 0 and behind.element_type is not None:
-                if behind.element_type.is_integer or behind.is_symmetric:
+            meaning = graph.meaning(graph.node(user))
+            if isinstance(meaning, RoundTrip) and index == 0 and meaning.element_type is not None:
+                if meaning.element_type.is_integer or meaning.is_symmetric:
                     continue
                 return False
             if user.domain:

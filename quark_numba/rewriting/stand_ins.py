@@ -1,5 +1,5 @@
-"""Stand-ins: ONNX's operators in the place of the package's, so that onnx and ONNX Runtime can be asked about the rest of a
-model."""
+"""Stand-ins: ONNX operators in the place of the operators of this package, so that onnx and ONNX Runtime can be asked about the
+rest of a model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .onnx_runtime import casts_to
 _LIKE = "RandomNormalLike"
 
 # The most bytes of an initializer whose values a skeleton contains, as shapes may depend on them.
-_MOST_COPIED = 1 << 10
+_MAX_COPIED = 1 << 10
 
 # The mark of new names; no name of a model has it.
 _NEW = "::quark_numba"
 
 
 class StandIns(ABC):
-    """ONNX's operators in the place of the package's, ONNX's own among them. Outputs keep their names and element types, but
-    not their values. A node is left out if it is not valid, or if the element type of its output is unknown. `shapes` are the
-    names of graph inputs that the stand-ins take, and that the caller has to add to the model."""
+    """ONNX operators in the place of the operators of this package, ONNX's own quantization operators among them. Outputs keep
+    their names and element types, but not their values. A node is left out if it is not valid, or if the element type of its
+    output is unknown. `shapes` are the names of graph inputs that the stand-ins take, and that the caller has to add to the
+    model."""
 
     def __init__(self) -> None:
         self.shapes: list[str] = []
@@ -58,13 +59,13 @@ class StandIns(ABC):
 
     def _of(self, operator: Operator, node: onnx.NodeProto, types: dict[str, int]) -> Iterator[onnx.NodeProto]:
         """Yield the stand-ins for one of the package's nodes. Add the types of its outputs to `types`."""
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
+        found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        found = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in found.items()}
         inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
         if not node.output:
             return
         try:
-            attributes = operator.values(given)
+            attributes = operator.values(found)
             y_types = [tensor.element_type for tensor in operator.infer(inputs, attributes)]
             like = operator.like and operator.like(node.input, attributes)
         except (TypeError, ValueError):
@@ -166,7 +167,7 @@ def skeleton(
     to.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
     for name, value in model.graph.initializers.items():
         tensor = tensor_of(value)
-        if tensor is not None and tensor.nbytes <= _MOST_COPIED:
+        if tensor is not None and tensor.nbytes <= _MAX_COPIED:
             to.initializer.append(ir.serde.serialize_tensor(tensor))
         elif tensor is not None and name in zeros:
             added = to.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
@@ -187,7 +188,7 @@ def skeleton(
     # Nodes of two branches may have the same names.
     shapes = (helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(stand_ins.shapes))
     to.input.extend(shapes)
-    # Without them onnx does not know the shapes behind nodes of other domains.
+    # Without them onnx does not know the shapes after nodes of other domains.
     known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
     made = (value for value in known if value.name and value.type and value.shape is not None)
     to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())

@@ -27,8 +27,8 @@ from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written: those of this package; those of them that CUDA's provider runs, and ONNX's; ONNX's
-# alone; or those of these that WebGPU has.
+# In which operators a model is written, in this order: the operators of this package; those of them that the CUDA provider
+# runs, and ONNX operators; ONNX operators alone; or only the ONNX operators that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
@@ -36,7 +36,7 @@ OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
 WRITTEN = "written in standard operators"
 
 # The most bytes of a constant that the inference of shapes is given.
-_MOST_READ = 1 << 10
+_MAX_READ = 1 << 10
 
 
 def check(operators: object) -> None:
@@ -45,15 +45,15 @@ def check(operators: object) -> None:
 
 
 def rewrite(graph: Graph) -> None:
-    """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run, or are to stay
-    on a GPU."""
+    """Write the standard forms of all nodes of the package's operators, ONNX's own among them, unless ONNX Runtime or a GPU is
+    to run them as they are."""
     bounds = Bounds(graph)
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
     while nodes:
         graph.forget_inferred()
-        left = [node for node in nodes if not _is_written(graph, node, bounds)]
+        remaining = [node for node in nodes if not _try_to_write(graph, node, bounds)]
         # More types and shapes may follow from what was written.
-        nodes = left if len(left) < len(nodes) else []
+        nodes = remaining if len(remaining) < len(nodes) else []
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
@@ -62,7 +62,7 @@ def _is_to_write(graph: Graph, node: Node) -> bool:
     return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
 
 
-def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
+def _try_to_write(graph: Graph, node: Node, bounds: Bounds) -> bool:
     try:
         _write(graph, node, bounds)
     except NotRewrittenError as error:
@@ -72,12 +72,12 @@ def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
-    """Write the standard form of a node in its place. Raise NotRewrittenError if it has none."""
+    """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
-        raise NotRewrittenError("it has no form in standard operators")
+        raise NotRewrittenError("it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)
@@ -88,8 +88,8 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         raise
     for old, operand in zip(node.node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
-        graph.keep_inferred(old, new)
-        bounds.keep(old, new)
+        graph.copy_inferred(old, new)
+        bounds.copy(old, new)
         new.name, new.type, new.shape = old.name, old.type or new.type, old.shape
         graph.replace_uses(old, new)
         copy_metadata(old, new)
@@ -100,19 +100,19 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
 # nodes are looked at.
 _PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
 _DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-_MOST_NODES = 16
+_MAX_NODES = 16
 
 
 def _is_beside_product(node: ir.Node) -> bool:
-    """Whether a MatMul gives a node's first input or takes its output, or does so behind nodes that may be dropped. If there
-    are many nodes, it may be."""
+    """Whether a MatMul gives a node's first input or takes its output, or does so after nodes that may be dropped. If there are
+    many nodes, it may be."""
     before = [_producer(node)]
-    behind = [user for value in node.outputs for user, _ in value.uses()]
-    for _ in range(_MOST_NODES):
-        if not (before or behind):
+    after = [user for value in node.outputs for user, _ in value.uses()]
+    for _ in range(_MAX_NODES):
+        if not (before or after):
             return False
         is_before = bool(before)
-        other = before.pop() if is_before else behind.pop()
+        other = before.pop() if is_before else after.pop()
         if other is None:
             continue
         if other.op_type in _PRODUCTS:
@@ -120,7 +120,7 @@ def _is_beside_product(node: ir.Node) -> bool:
         if other.op_type in _DROPPED and is_before:
             before.append(_producer(other))
         elif other.op_type in _DROPPED:
-            behind += [user for value in other.outputs for user, _ in value.uses()]
+            after += [user for value in other.outputs for user, _ in value.uses()]
     return True
 
 
@@ -150,7 +150,7 @@ class _Nodes(Builder[Operand]):
             schema = onnx.defs.get_schema(op_type, self.opset, "")
         except SchemaError:
             raise NotRewrittenError(f"opset {self.opset} has no {op_type}") from None
-        made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
+        made = ir.node(op_type, [None if operand is None else self._value(operand) for operand in inputs], attributes)
         (y,) = made.outputs
         made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
         try:
@@ -189,10 +189,10 @@ class _Nodes(Builder[Operand]):
         """Return what is known of an operand."""
         return Tensor(operand.element_type, self.shape(operand))
 
-    def _value(self, given: Any) -> ir.Value:
-        if isinstance(given, Operand):
-            return given.value
-        array = np.asarray(given) if isinstance(given, (np.ndarray, np.generic)) else np.array(given, np.float32)
+    def _value(self, operand: Any) -> ir.Value:
+        if isinstance(operand, Operand):
+            return operand.value
+        array = np.asarray(operand) if isinstance(operand, (np.ndarray, np.generic)) else np.array(operand, np.float32)
         return self._graph.shared_array(array, "constant", self._node.node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
@@ -210,7 +210,7 @@ class _Nodes(Builder[Operand]):
                 raise NotRewrittenError("the type of its x is not known")
             assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
-            if tensor is not None and tensor.nbytes <= _MOST_READ:
+            if tensor is not None and tensor.nbytes <= _MAX_READ:
                 data[value.name] = ir.serde.serialize_tensor(tensor)
             self._check_type(number, schema.inputs[min(index, len(schema.inputs) - 1)].types, made)
         if made.op_type == "Cast":

@@ -1,4 +1,4 @@
-"""Choose the nodes of ONNX's own operators, and of com.microsoft's, that stay as they are for ONNX Runtime to run."""
+"""Choose the nodes of ONNX's own operators, and of those of com.microsoft, that stay as they are for ONNX Runtime to run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def are_all(graph: Graph) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """With `qdq` = "onnxruntime", leave nodes with types for which ONNX Runtime's results may differ from the specification's.
-    Nodes that ONNX Runtime cannot run are none of these, and neither are nodes that compute scales for those alone."""
+    """With `qdq` = "onnxruntime", leave nodes with types for which the results of ONNX Runtime may differ from the
+    specification. Nodes that ONNX Runtime cannot run do not count, nor do nodes that compute scales for those alone."""
     if graph.qdq == "onnxruntime":
         for node, meaning in _nodes(graph)[1].items():
             if _may_differ(meaning):
@@ -42,8 +42,8 @@ def rewrite(graph: Graph) -> None:
 
 
 def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
-    """Return ONNX's own nodes that ONNX Runtime cannot run, and the others with their meanings. Nodes that compute nothing but
-    scales of the former are neither."""
+    """Return the nodes of ONNX's own operators that ONNX Runtime cannot run, and those that it can run, with their meanings.
+    Nodes that compute nothing but scales of the former are neither."""
     nodes = [node for node in graph.nodes() if node.is_standard and node not in graph.reasons]
     meanings = {node: meaning for node in nodes if isinstance(meaning := graph.meaning(node), Affine)}
     missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
@@ -52,7 +52,7 @@ def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
 
 
 def _may_differ(meaning: Affine[Operand]) -> bool:
-    """Whether ONNX Runtime's result of one of ONNX's own nodes may differ from the specification's."""
+    """Whether the result of ONNX Runtime for one of ONNX's own nodes may differ from the specification."""
     codes = meaning.element_type
     if codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
         return True

@@ -24,12 +24,12 @@ from ..compiling.threads import on_one_thread
 from ..errors import ModelError, errors_named, interrupt
 from .data import Batch
 
-# Loopback only: whoever can connect to a scheduler can run code on its cluster.
+# Loopback only: anyone who can connect to a scheduler can run code on its cluster.
 _HOST = "127.0.0.1"
 
-# A task costs this process about 2 ms, so it has several batches: enough to take about `_SECONDS`, but at most `_MOST`.
+# A task costs this process about 2 ms, so it has several batches: enough to take about `_SECONDS`, but at most `_MAX_BATCHES`.
 # `_AHEAD` is the number of tasks in flight for each thread of a worker.
-_AHEAD, _SECONDS, _MOST = 4, 0.1, 64
+_AHEAD, _SECONDS, _MAX_BATCHES = 4, 0.1, 64
 
 # Ctrl-C is noticed within this number of seconds.
 _PAUSE = 0.2
@@ -38,7 +38,7 @@ _PAUSE = 0.2
 @contextmanager
 def connected(workers: int | None, scheduler: str | None) -> Iterator[Any]:
     """Yield a client of the running cluster at the address `scheduler`, or of `workers` new processes on this machine, which
-    end with the context. Raises ModelError if no scheduler answers."""
+    end with the context. Raise ModelError if no scheduler answers."""
     with ExitStack() as stack:
         # dask is not to warn of a large graph: the model is sent to the scheduler only once.
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}))
@@ -81,7 +81,7 @@ def interruptions() -> Iterator[Callable[[], None]]:
     """Yield a function that raises KeyboardInterrupt if Ctrl-C has come in the meantime. A second Ctrl-C raises at once.
 
     An exception that is raised at any moment may get lost. Python drops it in a finalizer, and each future has one. asyncio
-    logs it and goes on."""
+    logs it and continues."""
     before = signal.getsignal(signal.SIGINT)
     if before not in (signal.default_int_handler, interrupt) or threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -126,8 +126,8 @@ def in_order_on(
     numbers = itertools.count()
 
     def submit(group: list[Batch]) -> Any:
-        given = group if is_shared else [*map(_loaded, group)]
-        return client.submit(_run, name, given, key=f"{name}-{next(numbers)}", pure=False)
+        batches = group if is_shared else [*map(_loaded, group)]
+        return client.submit(_run, name, batches, key=f"{name}-{next(numbers)}", pure=False)
 
     def results(group: list[Batch], future: Any) -> Iterator[tuple[Batch, Any]]:
         nonlocal is_shared, size
@@ -137,7 +137,7 @@ def in_order_on(
             result = _result(submit(group), check)
         if not isinstance(result, ModelError):
             seconds, sums = result
-            size = max(1, min(_MOST, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
+            size = max(1, min(_MAX_BATCHES, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
             yield from zip(group, sums, strict=True)
         elif len(group) == 1:
             yield group[0], result

@@ -29,7 +29,7 @@ from .sessions import Arrays
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 # An iterator that fails more often than this in a row may do so for ever.
-_MOST_FAILURES = 100
+_MAX_FAILURES = 100
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Data:
         The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of an .npy file or a folder of
         them if the model has one input. A feed is a mapping of names to arrays, or an array if the model has one input. Each
         array is a batch, or a stack of batches if all arrays have one dimension more than their inputs. Batches are read when
-        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, such as dask's and
-        h5py's, a batch at a time is read, in this process and on the thread of the caller.
+        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, as in dask and h5py,
+        a batch at a time is read, in this process and on the thread of the caller.
     batch : int, optional
         The number of rows of a batch: arrays are cut into batches of this size.
     limit : int, optional
@@ -87,7 +87,7 @@ class RandomData:
 
 
 class FailedDataError(ModelError):
-    """An object of the caller's raised an error while data were read from it."""
+    """An object that the caller passed raised an error while data were read from it."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Unread:
 
     @classmethod
     def of(cls, value: Any) -> Unread | None:
-        """Return what is known of an object without reading it; None: nothing, or it is an array. Objects with one dimension
-        are read, as they may find rows by labels (pandas.Series)."""
+        """Return what is known of an object without reading it, or None if that is nothing or it is an array. Objects with one
+        dimension are read, as they may find rows by labels (pandas.Series)."""
         if isinstance(value, np.ndarray) or not hasattr(type(value), "__getitem__"):
             return None
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -114,7 +114,7 @@ class Unread:
         return dataclasses.replace(self, shape=(rows.stop - rows.start, *self.shape[1:]), rows=rows)
 
     def read(self, name: str, what: str) -> NDArray[Any]:
-        """Return the array. Raises FailedDataError if the object fails, or returns another array than it said."""
+        """Return the array. Raise FailedDataError if the object fails, or returns another array than it said."""
         with errors_named(what, FailedDataError):
             value = self.value if self.rows is None else self.value[self.rows]
         array = _array(value, name, what)
@@ -138,7 +138,7 @@ class Layout:
         return [*(model_input.name for model_input in self.inputs), *([self.labels] if self.labels else [])]
 
     def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any] | Unread]:
-        """Return the arrays of a feed by name. Raises FailedDataError if the caller's objects raise an error, and ModelError if
+        """Return the arrays of a feed by name. Raise FailedDataError if objects of the caller raise an error, and ModelError if
         the feed is wrong."""
         if isinstance(feed, np.ndarray) and len(self.names) == 1:
             feed = {self.names[0]: feed}
@@ -158,7 +158,7 @@ class Layout:
         return arrays
 
     def batches(self, headers: Mapping[str, Any], name: str) -> int:
-        """Return the number of batches in arrays. Their headers are enough. Raises ModelError if they do not fit the model."""
+        """Return the number of batches in arrays. Their headers are enough. Raise ModelError if they do not fit the model."""
         stacked = self.is_stack(headers)
         lengths = {header.shape[:1] for header in headers.values()}
         if (self.batch or stacked) and (len(lengths) > 1 or () in lengths):
@@ -180,7 +180,7 @@ class Layout:
         return -(-length // self.batch) if self.batch else length
 
     def cut(self, arrays: Mapping[str, NDArray[Any] | Unread], part: int, what: str) -> Arrays:
-        """Return batch number `part` of arrays, in this machine's byte order. Raises FailedDataError if they cannot be read."""
+        """Return batch number `part` of arrays, in this machine's byte order. Raise FailedDataError if they cannot be read."""
         if self.batch or self.is_stack(arrays):
             start, stop = self.rows(arrays, part)
             arrays = {name: array[start:stop] for name, array in arrays.items()}
@@ -227,7 +227,7 @@ class Batch:
     is_checked: bool = False
 
     def load(self) -> Arrays:
-        """Return the arrays by their names. Raises ModelError if they cannot be read, or the file has changed."""
+        """Return the arrays by their names. Raise ModelError if they cannot be read, or the file has changed."""
         if self.error is not None:
             raise self.error
         if self.feed is not None:
@@ -264,7 +264,7 @@ class Batch:
         return self.file is None or self.file.is_here
 
 
-# A file, a feed of the caller's, or the error with which the caller's object failed.
+# A file, a feed, or the error with which an object that the caller passed failed.
 Content = File | ModelError | Any
 
 
@@ -404,8 +404,8 @@ def _feeds(function: Callable[[], Any], name: str) -> Iterable[Any]:
 
 
 def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each feed. In the place of one that the caller's object fails to return, yield the error, and go on after it.
-    Raise ModelError if the object returns nothing but errors any more."""
+    """Yield each feed. If the object of the caller fails to return one, yield the error instead, and continue with the next
+    one. Raise ModelError if the object returns nothing but errors any more."""
     get, end = _getter(feeds, name)
     failures = 0
     for number in itertools.count():
@@ -420,7 +420,7 @@ def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
                 error.args = (f"{error}; the generator has ended",)
         if feed is end:
             return
-        if failures > _MOST_FAILURES and not isinstance(feeds, Sequence):
+        if failures > _MAX_FAILURES and not isinstance(feeds, Sequence):
             raise ModelError(f"{what}: {failures} failures in a row, the last one: {feed}")
         yield what, feed
 

@@ -30,8 +30,8 @@ _LOCAL_HEADER, _SIGNATURE, _LENGTHS = 30, b"PK\x03\x04", slice(26, 30)
 
 
 class Member(NamedTuple):
-    """An array in a file: its shape and dtype, whether it is in Fortran's order, and where in the file its elements begin;
-    None: they are compressed."""
+    """An array in a file: its shape and dtype, whether it is in Fortran order, and where in the file its elements begin, or
+    None if they are compressed."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -60,11 +60,11 @@ class File:
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether the rows of an array are not together in the file, or compressed."""
+        """Whether the file has to be read as a whole, as an array is compressed or in Fortran order."""
         return any(member.offset is None or member.is_fortran for member in self.members.values())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays, with the checksums checked. Raises ModelError if the file cannot be read or has changed."""
+        """Return the arrays, with the checksums checked. Raise ModelError if the file cannot be read or has changed."""
         arrays = read_arrays(self.path, [*self.members])
         for name, member in self.members.items():
             if (arrays[name].shape, arrays[name].dtype) != (member.shape, member.dtype.newbyteorder("=")):
@@ -72,14 +72,14 @@ class File:
         return arrays
 
     def arrays_again(self) -> dict[str, NDArray[Any]]:
-        """As `arrays`. This thread keeps the arrays of one file until it reads another one."""
+        """Return `arrays`. The thread keeps those of one file until it reads another file."""
         if _last.arrays is None or _last.arrays[0] != self:
             _last.arrays = None  # before the next file is in memory, too
             _last.arrays = self, self.arrays()
         return _last.arrays[1]
 
     def rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """Return rows of arrays that are together in the file, and read nothing else. Raises ModelError if the file cannot be
+        """Return rows of arrays that are together in the file, and read nothing else. Raise ModelError if the file cannot be
         read or has changed."""
         with _errors_of(self.path), open(self.path, "rb", buffering=0) as file:
             if not self._is_same(os.fstat(file.fileno())) and read_headers(self.path, [*self.members]) != self.members:
@@ -111,12 +111,12 @@ _last = _Last()
 
 
 def forget() -> None:
-    """Let go of what this thread keeps of the last file that it read."""
+    """Release what this thread keeps of the last file that it read."""
     _last.arrays = _last.checked = None
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the .npz and .npy files of a folder in the order of their names. Raises ModelError if it has none."""
+    """Return the .npz and .npy files of a folder in the order of their names. Raise ModelError if it has no such file."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith((".npz", ".npy")))
     except OSError as error:
@@ -127,7 +127,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_headers(path: str | Path, names: Sequence[str]) -> dict[str, Member]:
-    """Return the named arrays of an .npz file, or the array of an .npy file, without their elements. Raises ModelError."""
+    """Return the named arrays of an .npz file, or the array of an .npy file, without their elements. Raise ModelError."""
     return _read(path, names, _header)
 
 
@@ -145,7 +145,7 @@ def check_names(there: Iterable[Any], names: Sequence[str], where: object) -> No
 
 
 def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes], int | None, int], T]) -> dict[str, T]:
-    """Return what `read_one` makes of each array: of its .npy file as a stream, of where in the file that begins (None: it is
+    """Return what `read_one` makes of each array: of its .npy file as a stream, of where in the file that begins (None if it is
     compressed), and of its bytes."""
     check_is_regular(path)
     with _errors_of(path), open(path, "rb") as file:
@@ -166,7 +166,7 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes],
 
 @contextmanager
 def _errors_of(path: str | Path) -> Iterator[None]:
-    """Turn errors in the context into ModelErrors: the file may be missing or have any content."""
+    """Turn errors in the context into ModelError, as the file may be missing or have any content."""
     try:
         yield
     except ModelError:
@@ -179,7 +179,7 @@ def _errors_of(path: str | Path) -> Iterator[None]:
 
 
 def _start(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
-    """Return where in a zip file the content of a member begins; None: it is compressed."""
+    """Return where in a zip file the content of a member begins, or None if it is compressed."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     file.seek(info.header_offset)

@@ -38,7 +38,7 @@ class Input:
         if self.shape is None:
             return ""
         fits = len(shape) == len(self.shape) and all(
-            not _is_fixed(wanted) or wanted == given for given, wanted in zip(shape, self.shape, strict=True)
+            not _is_fixed(wanted) or wanted == length for length, wanted in zip(shape, self.shape, strict=True)
         )
         expected = ", ".join("?" if wanted is None else str(wanted) for wanted in self.shape)
         return "" if fits else f"has shape {header.shape}; the model takes [{expected}]"

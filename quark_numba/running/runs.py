@@ -95,7 +95,7 @@ class Execution:
 
 
 def execution_of(execution: Execution | None) -> Execution:
-    """Return what an argument of this name means. Raise TypeError if it is none."""
+    """Return what an argument of this name means. Raise TypeError if it is not valid."""
     if execution is not None and not isinstance(execution, Execution):
         refuse("execution", execution, "quark_numba.Execution")
     return execution or Execution()
@@ -145,7 +145,7 @@ class Runner:
     execution, batches : where and how the batches run, and the batches
     run : what distinguishes this run from others, for the file that keeps sums; ModelError if that is from another run
     models : models of this run, which are also part of that
-    functions : the caller's functions, whose modules workers may lack
+    functions : functions of the caller, whose modules workers may lack
     passes : number of times that the batches are run, for `progress`
     """
 
@@ -190,7 +190,7 @@ class Runner:
         that sums up a batch. In this process, batches run on `threads` threads, and `stopped` is set if those that have begun
         need not finish.
 
-        Raises ModelError if all batches fail, or if one fails and `on_error` is "stop".
+        Raise ModelError if all batches fail, or if one fails and `on_error` is "stop".
         """
         total = Total()
         if self._saved:
@@ -211,7 +211,7 @@ class Runner:
                     self._add(batch, sums, total)
                     batch = sums = None  # not in memory while the next one is read
                     if self._saved:
-                        self._saved.keep(kind, total.sums, total.done, total.failed)
+                        self._saved.add(kind, total.sums, total.done, total.failed)
                     self._report(total.done)
         finally:
             if self._saved:

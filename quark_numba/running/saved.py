@@ -19,7 +19,7 @@ _SECONDS = 2.0
 
 class Saved:
     """A JSON file with the description of a run and, for each kind of sums, the sums so far. It is written whole or not at all.
-    Floats are read back exactly, to the last bit. Raises ModelError if the file is from another run than `run` describes, or
+    Floats are read back exactly, to the last bit. Raise ModelError if the file is from another run than `run` describes, or
     not such a file."""
 
     def __init__(self, path: Any, run: dict[str, Any]) -> None:
@@ -55,9 +55,9 @@ class Saved:
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
-    def keep(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
-        """Keep a snapshot of the sums for the next write of the file, and write the file if it is time. Ctrl-C may come while
-        the caller adds to the sums, so the sums themselves are not kept."""
+    def add(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
+        """Record a copy of the sums for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C
+        may interrupt the caller while it adds to the sums."""
         self._content[kind.__name__] = {"sums": _encoded(sums), "done": done, "failed": {**failed}}
         if time.monotonic() - self._written > _SECONDS:
             self.write()

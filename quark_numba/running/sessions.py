@@ -45,11 +45,11 @@ def create_session(
     """Return a session of a model, with the package's operators if the model has them or `qdq` is "float".
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
-    beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. `folder` has
-    the tensors in files of a model without a path. `fuses_integers`: whether ONNX Runtime may fuse its own quantization nodes
-    into integer operators although the model has operators of the package. `providers` are names as in ``providers_of``.
-    Raises ModelError, also if a provider does not start, as one whose libraries are missing. ONNX Runtime would go on with the
-    others.
+    beginning of the paths of profile files, "" for no files. `keeps_memory` is False for one of hundreds of sessions. `folder`
+    has the tensors in files of a model without a path. `fuses_integers` says whether ONNX Runtime may fuse its own quantization
+    nodes into integer operators although the model has operators of the package. `providers` are names as in ``providers_of``.
+    Raise ModelError, also if a provider does not start because its libraries are missing, for example. ONNX Runtime would
+    continue with the others.
     """
     chosen = providers_of(providers)
     options = onnxruntime.SessionOptions()
@@ -83,7 +83,7 @@ def session_of(
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, with the package's operators if the model has them. For other execution providers than the
     CPU's the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones are
-    written to files first, and the model may lose them. Raises ModelError."""
+    written to files first, and the model may lose them. Raise ModelError."""
     if others := others_than_cpus(providers_of(providers)):
         model = _for_others(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
@@ -96,8 +96,8 @@ def session_of(
 
 def _for_others(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
     """Return a model for other execution providers, in the operators that are right there."""
-    given = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-    return optimized(given, operators=operators_for(providers), has_other_providers=True).rewritten
+    source = model_files.as_proto(model) if isinstance(model, ir.Model) else model
+    return optimized(source, operators=operators_for(providers), has_other_providers=True).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:
@@ -107,7 +107,7 @@ def _has_own_operators(model: model_files.Model) -> bool:
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the outputs by name. `inputs` may have more arrays than the session takes. Raises ModelError."""
+    """Return the outputs by name. `inputs` may have more arrays than the session takes. Raise ModelError."""
     names = [node_arg.name for node_arg in session.get_outputs()]
     with _logged_errors() as errors, errors_named("the model does not run", with_type=False):
         outputs = results(session, names, feeds(session, inputs))
@@ -117,7 +117,7 @@ def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDAr
 
 
 def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `inputs` that the session takes. Raises ModelError if one is missing."""
+    """Return the arrays of `inputs` that the session takes. Raise ModelError if one is missing."""
     names = [node_arg.name for node_arg in session.get_inputs()]
     missing = [name for name in names if name not in inputs]
     if missing:
@@ -135,8 +135,8 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:
     """Return the outputs of a session with types that numpy lacks."""
-    given = {name: _ort_value(value) for name, value in feeds.items()}
-    return [_array(value) for value in session.run_with_ort_values(outputs, given)]
+    values = {name: _ort_value(value) for name, value in feeds.items()}
+    return [_array(value) for value in session.run_with_ort_values(outputs, values)]
 
 
 def _ort_value(value: Any) -> Any:

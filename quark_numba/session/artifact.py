@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..models.file_states import State, state_of
 
 
-class Artifact:
+class Artifact(NamedTuple):
     """A model as ONNX Runtime takes it.
 
-    `source` is the bytes of the model, or the path of a file of this package; None: the caller's own model, which has nothing
-    to rewrite. The file exists until the artifact, a context manager, is closed. `blocked_regions` is the number of its regions
-    in the blocked layout; `left` are the numbers of nodes that stay as they are, by operator and reason.
+    `source` is the bytes of the model, or the path of a file of this package. It is None if there is nothing to rewrite, so
+    that sessions take the model that the caller passed. The file exists until the artifact, a context manager, is closed.
+    `blocked_regions` is the number of its regions in the blocked layout; `left` are the numbers of nodes that stay as they
+    are, by operator and reason.
 
-    `why_not_kept` is why it must not be kept, "" if it may be; `state` is that of the file of a kept model. `probes` tell
-    whether options replace initializers of the model; empty: it is not kept. `refusal` is why the model cannot run if ONNX
-    Runtime refuses it; "": no reason is known."""
+    `why_not_kept` is why it must not be kept, "" if it may be. `state` is that of the file of a kept model. `probes` tell
+    whether options replace initializers of the model, and are empty if it is not kept. `refusal` is why the model cannot run if
+    ONNX Runtime refuses it, "" if no reason is known."""
 
-    def __init__(
-        self,
-        source: bytes | str | None,
-        blocked_regions: int = 0,
-        left: Counter[tuple[str, str]] | None = None,
-        *,
-        state: State | None = None,
-    ) -> None:
-        self.source, self.blocked_regions, self.left = source, blocked_regions, left or Counter()
-        self.files = ExitStack()
-        self.state = state
-        self.why_not_kept = ""
-        self.probes: tuple[bytes, ...] = ()
-        self.refusal = ""
+    source: bytes | str | None
+    files: ExitStack
+    blocked_regions: int = 0
+    left: Mapping[tuple[str, str], int] = MappingProxyType({})
+    why_not_kept: str = ""
+    state: State | None = None
+    probes: tuple[bytes, ...] = ()
+    refusal: str = ""
 
     def __enter__(self) -> Artifact:
         return self
@@ -43,7 +39,7 @@ class Artifact:
 
     @property
     def path(self) -> str | None:
-        """The path of the file of this package; None: there is none."""
+        """The path of the file of this package, or None if there is no such file."""
         return self.source if isinstance(self.source, str) else None
 
     @property
@@ -58,6 +54,6 @@ class Artifact:
 
     @classmethod
     def of_report(cls, path: str, report: dict[str, Any], state: State) -> Artifact:
-        """Return the artifact of a kept file. Raise an exception of any kind if the report is none."""
+        """Return the artifact of a kept file. Raise an exception of any kind if the report is malformed."""
         left = {(group["operator"], group["why"]): group["nodes"] for group in report["left"]}
-        return cls(path, report["regions_in_blocked_layout"], Counter(left), state=state)
+        return cls(path, ExitStack(), report["regions_in_blocked_layout"], left, state=state)

@@ -34,8 +34,8 @@ from .request import SessionRequest
 
 
 class BlockedModel(NamedTuple):
-    """The model as a session may run it, None if it stays as it is; the number of regions in the blocked layout; and the number
-    of regions that are not, by the reason."""
+    """The model as a session may run it, or None if it stays as it is; the number of regions in the blocked layout; and the
+    number of regions that are not in it, by the reason."""
 
     model: onnx.ModelProto | None
     kept: int
@@ -104,16 +104,16 @@ def _find_block_size(request: SessionRequest) -> int:
 def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
     """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that it knows. Of a path, the
     large tensors of the result are in a file beside it."""
-    own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
+    options = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in ENTRIES:
         value = entry(request.options, name)
         if value is not None:
-            own.add_session_config_entry(name, value)
-    register(own, backend="native", qdq="float" if request.takes_all_qdq else "auto")
-    own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            options.add_session_config_entry(name, value)
+    register(options, backend="native", qdq="float" if request.takes_all_qdq else "auto")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
     with errors_named("ONNX Runtime did not write the optimized model", NotRewrittenError):
-        return optimized_by_onnx_runtime(model, own, **request.ort_arguments)
+        return optimized_by_onnx_runtime(model, options, **request.ort_arguments)
 
 
 def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
@@ -129,15 +129,15 @@ def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.Mod
     del graph.node[:], graph.input[:], graph.output[:]
     graph.node.extend(nodes)
     made = {name for node in nodes for name in node.output}
-    given = source.graph.input
-    defaults = {value.name for value in given} if source.ir_version >= 4 else set()  # before, all constants are inputs
+    inputs = source.graph.input
+    defaults = {value.name for value in inputs} if source.ir_version >= 4 else set()  # before, all constants are inputs
     for values, is_kept in ((graph.value_info, made), (graph.initializer, used | defaults)):
         for index in reversed(range(len(values))):  # in place: the weights are large
             if values[index].name not in is_kept:
                 del values[index]
     graph.initializer.extend(proto for proto in tensors.new_constants if proto.name in used)
     lost = {proto.name for proto in source.graph.initializer} - {proto.name for proto in graph.initializer}
-    graph.input.extend(value for value in given if value.name not in lost)
+    graph.input.extend(value for value in inputs if value.name not in lost)
     graph.output.extend(source.graph.output)
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):

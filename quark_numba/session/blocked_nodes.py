@@ -131,14 +131,14 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
-        raise NotRewrittenError("it has blocks along another axis than that of channels")
+        raise NotRewrittenError("it has blocks along another axis than channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
         raise NotRewrittenError("it has scales along an axis")
     stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
-    if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
+    if any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None):
         raise NotRewrittenError("it casts an input")
-    operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
+    operands = dict.fromkeys(name for name, declared, axis in roles if axis is None and not declared.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
     stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
@@ -155,7 +155,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         else:
             tensors.reorder_output(name)  # a tensor of one channel broadcasts
             names[name] = name
-    inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
+    inputs = [names[name] if axis is None and not declared.is_scalar else name for name, declared, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
     copy.attribute.append(helper.make_attribute("block_size", tensors.block))
     if count % tensors.block:

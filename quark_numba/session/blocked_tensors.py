@@ -19,7 +19,7 @@ from ..rewriting.stand_ins import InferenceStandIns
 from .blocks import NCHWC
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
-_MOST_ELEMENTS = 128
+_MAX_ELEMENTS = 128
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -31,8 +31,8 @@ NOT_IN_BLOCKS = "no input is in blocks"
 class Blocked(NamedTuple):
     """A tensor in blocks.
 
-    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros`: whether the
-    padding is known to be 0. `is_number`: whether no element can be NaN."""
+    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros` says whether the
+    padding is known to be 0. `is_number` says whether no element can be NaN."""
 
     name: str
     channels: int
@@ -159,12 +159,12 @@ class BlockedTensors:
 
 
 def perm(node: onnx.NodeProto) -> list[int]:
-    """Return the permutation of a Transpose; empty if it has none."""
+    """Return the permutation of a Transpose, empty if it has no such attribute."""
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the shapes that onnx infers, by name; nothing if onnx fails. ONNX Runtime does not know the shapes behind
+    """Return the shapes that onnx infers, by name; nothing if onnx fails. ONNX Runtime does not know the shapes after
     regions."""
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     graph = skeleton.graph
@@ -174,7 +174,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
     for proto in model.graph.initializer:
         if proto.name in inputs:
             continue  # sessions may be fed with another shape
-        if np.prod(proto.dims) <= _MOST_ELEMENTS:
+        if np.prod(proto.dims) <= _MAX_ELEMENTS:
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
@@ -194,7 +194,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """Return the dimensions of a value, None for an unknown dimension; None if their number is unknown."""
+    """Return the dimensions of a value, with None for an unknown one, or None if the rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None

@@ -35,8 +35,8 @@ def block_size() -> int:
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in laid_out.initializer}
     laid_out_weights = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
     for size in BLOCK_SIZES:
-        own = [filter_in_blocks(filter_, size, filter_.shape[1] > 1) for filter_ in filters]
-        if len(laid_out_weights) == 2 and all(np.array_equal(*pair) for pair in zip(own, laid_out_weights, strict=True)):
+        in_blocks = [filter_in_blocks(filter_, size, filter_.shape[1] > 1) for filter_ in filters]
+        if len(laid_out_weights) == 2 and all(np.array_equal(*pair) for pair in zip(in_blocks, laid_out_weights, strict=True)):
             return size
     return 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import onnxruntime
 from ..dialects import refused
 from ..errors import errors_named
 from ..models import model_files, protos
-from ..models.file_states import state_of
+from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
 from ..ort import TENSORS_FOLDER, ahead, entry, native
@@ -27,6 +28,7 @@ from .artifact import Artifact
 from .blocked_layout import BlockedModel, has_regions, lay_out
 from .blocked_nodes import REGION
 from .model_cache import ModelCache
+from .options import NOTHING_REPLACED
 from .plan import Plan, make_plan
 from .request import SessionRequest
 
@@ -35,13 +37,13 @@ _log = logging.getLogger(__name__)
 # The message if initializers that are graph inputs keep nodes from being folded.
 _COMPUTED = (
     "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
-    "if nobody does, keep_initializers_as_inputs=False makes the session faster"
+    "if yours are not, keep_initializers_as_inputs=False makes the session faster"
 )
 
 # The message if nodes stay custom operators in a session with other providers.
-_ON_THE_CPU = "these nodes run on the CPU's provider, as they cannot be written in ONNX's standard operators: %s"
+_ON_THE_CPU = "these nodes run on the CPU provider, as they cannot be written in ONNX's standard operators: %s"
 
-# An operator that names files beside the model, which only the model's own path leads to.
+# An operator that names files beside the model, which are found only from the path of the model.
 _WITH_FILES = ("com.microsoft", "EPContext")
 
 # The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
@@ -51,38 +53,32 @@ _FOLDER_FOR_PATHS = (1, 28)
 def create_artifact(request: SessionRequest) -> Artifact:
     """Return what ONNX Runtime makes a session of, for these arguments, and warn of what makes the session slow. Raise
     ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
+    state = None
     if request.path is not None:
         recover(request.path)
         check_exists(request.path)
         check_is_regular(request.path, "as models are read more than once")
+        state = state_of(request.path)
     if _is_for_onnx_runtime_alone(request):
-        return Artifact(None)
-    state = state_of(request.path) if request.path is not None else None
-    model, folder = load(request.model), entry(request.options, TENSORS_FOLDER) or None
-    if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
-        folder = None
-    elif folder and model is request.model:
-        model = onnx.ModelProto()
-        model.CopyFrom(request.model)
+        return Artifact(None, ExitStack())
+    model = load(request.model)
     if any((node.domain, node.op_type) == _WITH_FILES for node in protos.nodes(model.graph)):
-        return Artifact(request.model.SerializeToString() if isinstance(request.model, onnx.ModelProto) else None)
-    replaced = request.replaced
-    if replaced is None:
-        replaced = initializers.find_replacements(model, request.options, request.providers)
-        request = request._replace(replaced=replaced)
-    read = model_files.Source(model, folder, request.path, replaced.in_files, state)
+        return Artifact(model.SerializeToString() if model is request.model else None, ExitStack())
+    if request.replaced is None:
+        request = request._replace(replaced=initializers.find_replacements(model, request.options, request.providers))
+    replaced = request.replaced or NOTHING_REPLACED
+    source = _open(request, model, state)
     is_kept = request.cache and not replaced.names and not replaced.from_memory
     probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
     refusals = _find_refusals(model)
     del model
-    artifact = get_or_build(request, read)
-    left = {name for name, _ in artifact.left}
-    reasons = (why for name, (is_rewritten, why) in refusals.items() if name in left or not is_rewritten)
-    artifact.probes, artifact.refusal = probes, next(reasons, "")
+    artifact = get_or_build(request, source)
     if artifact.source is None and request.path is not None:
         named_in_utf8(request.path)
     _warn(request, artifact.left)
-    return artifact
+    left = {name for name, _ in artifact.left}
+    reasons = (why for name, (is_rewritten, why) in refusals.items() if name in left or not is_rewritten)
+    return artifact._replace(probes=probes, refusal=next(reasons, ""))
 
 
 def load(source: Any) -> onnx.ModelProto:
@@ -106,19 +102,31 @@ def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
     return request.path is not None and (request.path.endswith(".ort") or not os.path.exists(request.path))
 
 
+def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) -> model_files.Source:
+    """Return the source of a model, whose tensors are read from the folder that the options name, where ONNX Runtime does so.
+    A model of the caller is copied if tensors would be read into it."""
+    folder = entry(request.options, TENSORS_FOLDER) or None
+    if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
+        folder = None
+    elif folder and model is request.model:
+        model = onnx.ModelProto()
+        model.CopyFrom(request.model)
+    return model_files.Source(model, folder, request.path, (request.replaced or NOTHING_REPLACED).in_files, state)
+
+
 def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
-    """Return, by the operator of a node, whether `optimize` rewrites it where it can, and why a model with the node as it is
-    cannot run. Nodes that can run, as far as is known, are left out."""
+    """Return the operators of a model that are known to run nowhere. Each has a flag, whether `optimize` rewrites its nodes
+    where it can, and the reason why a model with the node as it is cannot run."""
     refusals = {}
     for node in protos.nodes(model.graph, *model.functions):
         if why := refused.reason(node.domain, node.op_type):
             name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
             text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}"
-            refusals[name] = channels_last.is_one(node.domain, node.op_type), text
+            refusals[name] = channels_last.is_channels_last(node.domain, node.op_type), text
     return refusals
 
 
-def _warn(request: SessionRequest, left: Counter[tuple[str, str]]) -> None:
+def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
     """Say which nodes are slow."""
     if inputs := sum(count for (_, why), count in left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
@@ -127,65 +135,61 @@ def _warn(request: SessionRequest, left: Counter[tuple[str, str]]) -> None:
         _log.warning(_ON_THE_CPU, nodes)
 
 
-def get_or_build(request: SessionRequest, read: model_files.Source) -> Artifact:
-    """Return the model that was read as sessions of the request run it, from the cache if the request has one. `read` is
-    forgotten. Raise ValueError if `cache` is set for a model without a path."""
+def get_or_build(request: SessionRequest, source: model_files.Source) -> Artifact:
+    """Return the model of a source as sessions of the request run it, from the cache if the request has one. The source
+    forgets its model. Raise ValueError if `cache` is set for a model without a path."""
 
     def build(place: Path | None) -> Artifact:
-        return _build(request, read if place else read.again(), place or request.temporary_folder)
+        return _build(request, source if place else source.again(), place or request.temporary_folder)
 
-    if read.path is None and request.cache not in (None, False):
+    if source.path is None and request.cache not in (None, False):
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
-    if read.path is not None and (cache := ModelCache.of(request.cache)):
-        artifact = cache.get_or_create(request, [read.path, *read.named_files], build)
+    if source.path is not None and (cache := ModelCache.of(request.cache)):
+        artifact = cache.get_or_create(request, [source.path, *source.named_files], build)
     else:
-        artifact = _build(request, read, request.temporary_folder)
-    read.forget()
+        artifact = _build(request, source, request.temporary_folder)
+    source.forget()
     return artifact
 
 
-def _build(request: SessionRequest, read: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
+def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Return a model that is built now. If it is in files, they are in a temporary folder in `folder`."""
+    plan = make_plan(request, source)
     with ExitStack() as files:
-        artifact = _carry_out(make_plan(request, read), request, read, folder, files)
-        artifact.files = files.pop_all()
-    # What was built without ONNX Runtime's answers is slower, and must not be kept.
-    artifact.why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in artifact.left if UNWRITTEN in why), "")
-    return artifact
-
-
-def _carry_out(
-    plan: Plan, request: SessionRequest, read: model_files.Source, folder: str | os.PathLike[str] | None, files: ExitStack
-) -> Artifact:
-    with ahead.helpers(read.proto) if plan.compiles_ahead else nullcontext() as helpers:
-        model: model_files.Model
-        left, is_changed = Counter[tuple[str, str]](), False
-        if plan.passes is None:
-            model = read.whole()
+        with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
+            model, left, is_changed = _rewrite(plan, source)
+            if not is_changed and source.path and not (plan.uses_blocks and has_regions(model)):
+                return Artifact(None, ExitStack(), left=left)
+            path = None
+            if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
+                path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
+            proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
+            source.check()
+            source.forget()
+            del model
+            if helpers:
+                ahead.wait(helpers, proto)
+        in_blocks = lay_out(proto, request, path) if plan.uses_blocks else BlockedModel(None, 0, Counter())
+        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): n for why, n in in_blocks.left.items()})
+        if in_blocks.model:
+            proto = in_blocks.model
+            path = path and _exchange(path, proto)
+        made: bytes | str
+        if plan.in_one_file:
+            made = model_files.in_one_file(proto)
         else:
-            result = optimize.optimized(read, **plan.passes)
-            model, left, is_changed = result.rewritten, result.left, bool(result.done)
-            del result
-        if not is_changed and read.path and not (plan.uses_blocks and has_regions(model)):
-            return Artifact(None, left=left)
-        path = None
-        if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
-            path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
-        proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
-        read.check()
-        read.forget()
-        del model
-        if helpers:
-            ahead.wait(helpers, proto)
-    in_blocks = lay_out(proto, request, path) if plan.uses_blocks else BlockedModel(None, 0, Counter())
-    for why, count in in_blocks.left.items():
-        left[REGION.full_name, f"not in the blocked layout: {why}"] += count
-    if in_blocks.model:
-        proto = in_blocks.model
-        path = path and _exchange(path, proto)
-    if plan.in_one_file:
-        return Artifact(model_files.in_one_file(proto), in_blocks.kept, left)
-    return Artifact(path or files.enter_context(model_files.session_source(proto, folder)), in_blocks.kept, left)
+            made = path or files.enter_context(model_files.session_source(proto, folder))
+        # What was built without ONNX Runtime's answers is slower, and must not be kept.
+        why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), "")
+        return Artifact(made, files.pop_all(), in_blocks.kept, left, why_not_kept)
+
+
+def _rewrite(plan: Plan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
+    """Return the model after the passes of the plan, the nodes that stay, by operator and reason, and whether it changed."""
+    if plan.passes is None:
+        return source.whole(), Counter(), False
+    result = optimize.optimized(source, **plan.passes)
+    return result.rewritten, result.left, bool(result.done)
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:

@@ -24,7 +24,7 @@ from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
 from ..version import __version__
 
-# Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
+# How names begin, so that they are not mistaken for those of other programs, and the number of hexadecimal digits after it.
 PREFIX, _DIGITS = "quark_numba-", 20
 
 # The name of an entry.
@@ -41,7 +41,7 @@ _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Mapping[str, Any]) -> str:
     """Return the name of the entry for a model with these files, the model's own first, and these facts. The digests of files
-    are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
+    are kept in the folder, and computed again if the size, the inode or a time of a file has changed."""
     with IMPORTS:
         import llvmlite.binding
         import onnxruntime
@@ -64,14 +64,14 @@ def _make_name(text: str) -> str:
 
 
 def _list_added_operators() -> list[tuple[str, int]]:
-    """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
+    """Return the operators that were added from outside of the package, which needs the catalog to be loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 def _find_version(name: str) -> str:
-    """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
-    slower way, and is asked if there is no such folder."""
+    """Return the version of a distribution, "" if it is not installed. It is read from the name of a folder if there is one, as
+    importlib.metadata is slower."""
     pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
     for place in sys.path:
         for entry in _list_names(place or "."):
@@ -94,8 +94,8 @@ def _list_names(folder: str) -> list[str]:
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
-    there is no digest."""
+    """Return the files of a model as they were when its digest was kept, the model's own first, or None if it has changed since
+    or there is no digest."""
     model = os.path.abspath(path)
     known = _read_record(folder / (_make_name(model) + _DIGESTS))
     return [model, *known["files"]] if known.get("state") == state_of(model) else None
@@ -123,7 +123,7 @@ def _find_digest(folder: Path, path: str, others: list[str]) -> str:
 
 
 def _read_record(record: Path) -> dict[str, Any]:
-    """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
+    """Return the content of a digest record, or {} if the file is not a digest record. Its name follows from the path in it."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         with open(record, "rb", opener=without_links) as file:
             content = json.loads(file.read())

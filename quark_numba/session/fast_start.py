@@ -1,7 +1,7 @@
 """Sessions of kept models that begin without onnx, Numba and the declarations of operators.
 
-With a kept model lie the kernels that its session had, compiled (``ort.kept_kernels``). A later process loads both. Whatever it
-does not find there, it makes as all other sessions do."""
+A kept model comes with the compiled kernels of its session (``ort.kept_kernels``). A later process loads both. What is missing
+is made as in all other sessions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _KERNELS = "kernels"
 
 
 def open_with_kernels(request: SessionRequest) -> Artifact | None:
-    """Load the kernels that are kept for a request, and return the kept model; None: there is none, or no kernels with it, or
-    Numba is there already, or the options replace initializers."""
+    """Load the kernels that are kept for a request, and return the kept model. Return None if no model is kept, or no kernels
+    with it, if Numba is imported already, or if the options replace initializers."""
     if not request.cache or not is_plain() or not (place := _find(request)):
         return None
     cache, entry = place
@@ -44,14 +44,14 @@ def _find(request: SessionRequest) -> tuple[ModelCache, Path] | None:
     try:
         cache = ModelCache.of(request.cache)
         entry = cache.find(request) if cache else None
-    except Exception as error:  # the session raises it, if it stays
+    except Exception as error:  # if it persists, the session raises it
         reraise_of_signal_handler(error)
         return None
     return (cache, entry) if cache and entry else None
 
 
 def _load(content: bytes, request: SessionRequest) -> bool:
-    """Load kept kernels, and return whether they are."""
+    """Load kept kernels, and return whether they could be loaded."""
     try:
         kernels = json.loads(content)
         probes = map(base64.b64decode, kernels["probes"])

@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 _AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
-# Part of the message if ONNX Runtime cuts a model so that two parts need each other. OpenVINO's provider (1.24) may have such a
-# part on both sides of a node that it leaves to the CPU's.
+# Part of the message if ONNX Runtime cuts a model so that two parts need each other. The OpenVINO provider (1.24) may have such
+# a part on both sides of a node that it leaves to the CPU provider.
 _CIRCLE = "the graph is not acyclic"
 
 
@@ -49,14 +49,14 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
-        were registered with `qdq` = "float". If the session has other execution providers than the CPU's, and ONNX Runtime runs
-        the model by itself, "auto" is "onnxruntime": a provider may have integer operators of its own.
+        were registered with `qdq` = "float". If the session has execution providers other than the CPU provider, and ONNX
+        Runtime runs the model by itself, "auto" is "onnxruntime": a provider may have its own integer operators.
     operators : "auto", "custom", "cuda" or "standard"
-        In which operators the model is written, as in `optimize`. "auto": "cuda" if CUDA's provider is the only one beside the
-        CPU's, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's standard
-        operators alone; else "custom". OpenVINO's provider gets "custom", as it computes standard operators in its own
-        arithmetic. A node that has no kernel there and no form in standard operators stays as it is, and runs on the CPU's
-        provider; a warning (`logging`) names such nodes.
+        In which operators the model is written, as in `optimize`. "auto": "cuda" if the CUDA provider is the only one beside
+        the CPU provider, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's
+        standard operators alone; else "custom". The OpenVINO provider gets "custom", as it computes standard operators in its
+        own arithmetic. A node that has no kernel there and no standard form stays as it is, and runs on the CPU provider; a
+        warning (`logging`) names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimizations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimizations.
@@ -82,13 +82,13 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Raises
     ------
     ModelError
-        If there is no such file (MissingFileError, which is a FileNotFoundError, too), if it is not an ONNX model, a tensor
+        If there is no such file (MissingFileError, which is also a FileNotFoundError), if it is not an ONNX model, a tensor
         cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
         is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
-        If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
+        If an argument has an invalid value or type, or a name that neither this class nor ONNX Runtime knows; if `cache` is set
         for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
-        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
+        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is not a number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """
@@ -137,19 +137,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
         with kept_kernels.recording() as recorded:
             artifact = self._start(request, artifact or _create_artifact(request), create, provider_options)
-        # For other providers the model is made anew. A large one in memory is not kept for that.
+        # `set_providers` prepares the model again, so it is kept, except for a large one in memory.
         self._request: SessionRequest | None = request
         if request.path is None:
             content = request.model if isinstance(request.model, bytes) else request.model.SerializeToString()
             self._request = None if artifact.path else request._replace(model=content)
-        # The path is that of the user's model: optimum, for one, copies the file with this name.
+        # The path is that of the model that the user passed: optimum, for one, copies the file with this name.
         self._model_path, self._model_bytes = request.path, None
         if request.is_native and artifact.probes:
             fast_start.add_kernels(request, artifact, recorded)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As in ``onnxruntime.InferenceSession``. The model is made anew, for these providers.
+        """Choose other providers, as in ``onnxruntime.InferenceSession``. The model is prepared again for these.
 
         Raises
         ------
@@ -199,9 +199,9 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
-    """Let ONNX Runtime create its session of a model. It may refuse the model only for how it cuts it for another provider than
-    the CPU's, or for what its optimizers make of quantization nodes. Then let it try again without these. Raise its error if it
-    refuses that, too."""
+    """Let ONNX Runtime create its session of a model. It may refuse a model that runs without other providers, which it cuts
+    into parts that need each other, or without its optimizers of quantization nodes. Then let it try again without these. Raise
+    its error if it refuses that as well."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
         try:
@@ -211,10 +211,10 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
             again = functools.partial(create, source, request.providers, provider_options)
             if _CIRCLE in str(first) and request.providers and request.other_providers:
                 _log.warning(
-                    "this session runs on the CPU's provider alone, as ONNX Runtime refused the model with others: %s", first
+                    "this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", first
                 )
                 create(source, [CPU], None)
-            elif _may_be_of_fusions(first, source, request.options) and _is_created_as_written(request.options, again):
+            elif _may_be_of_fusions(first, source, request.options) and _create_as_written(request.options, again):
                 what = "ONNX Runtime optimizes nothing in this session, as it refused the model with its optimizations: %s"
                 _log.warning(what, first)
             elif artifact.refusal:  # only now: a library that the user registered may run the operator
@@ -230,7 +230,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
-    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: ONNX Runtime's own are others
+    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: a refused model gives others
         return False
     with IMPORTS:
         from ..models import protos
@@ -245,9 +245,9 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
 
 
-def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
-    """Whether ONNX Runtime creates the session without optimizers. The entries of the options that turn off a few of them will
-    not do: ONNX Runtime warns of each entry that is changed back."""
+def _create_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
+    """Let ONNX Runtime create the session without optimizers, and return whether it does. The entries that turn off single ones
+    are not used, as ONNX Runtime warns of each entry that is changed back."""
     with changing:
         before = options.graph_optimization_level
         options.graph_optimization_level = _AS_WRITTEN

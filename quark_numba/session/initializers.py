@@ -20,7 +20,7 @@ from .options import Replacements, create_probe_session, find_error, has_files_i
 # A name that no tensor of a model has, and the location of a file that does not exist.
 _OWN, _NO_FILE = "of quark_numba alone", "quark_numba has no such file"
 
-# The types that ONNX Runtime can replace, besides the package's own.
+# The types that ONNX Runtime can replace, besides the types of the package.
 _OTHER_TYPES = {TensorProto.INT64, TensorProto.UINT64, TensorProto.BOOL}
 
 # The types of a node Constant's tensor, where an attribute has no tensor.
@@ -132,7 +132,7 @@ def _make_empty(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def _walk_constants(graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
-    """Yield the names and types of the initializers and the tensors of nodes Constant, those of subgraphs too."""
+    """Yield the names and types of the initializers and the tensors of Constant nodes, also in subgraphs."""
     for tensor in _drop_unnamed(graph.initializer):
         yield tensor.name, tensor.data_type
     for node in graph.node:

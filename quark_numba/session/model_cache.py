@@ -1,8 +1,8 @@
 """A cache of models that are ready for sessions, so that later sessions map them at once.
 
-A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder, which is made apart and
-gets its name at once, and loses its name before it is removed. So processes that use a cache at the same time see an entry
-whole or not at all, and whatever is wrong with one, it is removed and made again."""
+A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder, which gets its name when
+it is complete, and loses it before it is removed. So processes that use a cache at the same time see an entry whole or not at
+all. An entry with any fault is removed and made again."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
 
-# An entry's file with its name, the states and digests of the model's files, and the report on the model. Its time is that of
-# the last use.
+# The file of an entry that holds its name, the states and digests of the files of the model, and the report on the model. Its
+# modification time is the time of the last use.
 _MANIFEST = "kept.json"
 
 # An entry's file that says whose folder it is, and its content. Nothing without it is removed.
@@ -41,7 +41,7 @@ _BYTES_OF_SEAL = 32
 
 
 def users_folder() -> Path:
-    """Return the folder of models in the user's cache. Raise OSError if the user has no place of this user's own."""
+    """Return the folder of models in the user's cache. Raise OSError if there is no folder that only this user can write to."""
     return make_own(own_folder()) / "models"
 
 
@@ -51,13 +51,13 @@ class ModelCache(NamedTuple):
     folder: Path
 
     @classmethod
-    def of(cls, given: bool | str | os.PathLike[str] | None) -> ModelCache | None:
-        """Return the cache that an argument `cache` means: True is the user's. None: the argument means none, or the user has
-        no such place, or others can write to it, of which a warning tells."""
-        if given is None or given is False:
+    def of(cls, cache: bool | str | os.PathLike[str] | None) -> ModelCache | None:
+        """Return the cache that an argument `cache` means: True is the cache of the user. Return None if the argument means no
+        cache, or, with a warning, if the user has no such folder or others can write to it."""
+        if cache is None or cache is False:
             return None
-        if given is not True:
-            return cls(Path(given).absolute())
+        if cache is not True:
+            return cls(Path(cache).absolute())
         try:
             return cls(users_folder())
         except OSError as error:
@@ -65,8 +65,8 @@ class ModelCache(NamedTuple):
             return None
 
     def find(self, request: SessionRequest) -> Path | None:
-        """Return the place of the entry for a request, going by what was kept of the model's files; None: they have changed, or
-        nothing was kept."""
+        """Return the place of the entry for a request, going by the recorded states of the model's files, or None if these have
+        changed or were not recorded."""
         files = cache_keys.recall_files(self.folder, request.path) if request.path is not None else None
         return self._entry(request, files) if files else None
 
@@ -79,11 +79,11 @@ class ModelCache(NamedTuple):
         files: Sequence[str | os.PathLike[str]],
         build: Callable[[Path | None], Artifact],
     ) -> Artifact:
-        """Return the model that is kept for a request and the files of its model, the model's own first. If there is none,
+        """Return the model that is kept for a request and the files of its model, the model's own first. If no model is kept,
         build and keep it.
 
-        `build` takes the place of its temporary folders, None for the default. A path is in a folder of its own in that place.
-        If a model cannot be kept, a warning names the folder, and the model is returned as it was built."""
+        `build` takes the folder for its temporary folders, None for the default. A path that it returns is in a new folder
+        there. If a model cannot be kept, a warning names the folder, and the model is returned as it was built."""
         entry = self._entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
@@ -107,7 +107,7 @@ class ModelCache(NamedTuple):
         return artifact or build(None)
 
     def open_or_discard(self, entry: Path) -> Artifact | None:
-        """Return the model of an entry; None: there is none. An entry that is damaged is removed."""
+        """Return the model of an entry, or None if there is no entry. A damaged entry is removed."""
         kept = None
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             kept = _open(entry)
@@ -129,17 +129,18 @@ class ModelCache(NamedTuple):
             _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
 
     def read_added(self, entry: Path, name: str) -> bytes | None:
-        """Return a file that was added to an entry; None: there is none, or it is damaged or another entry's, or others than
-        this user and the system's own could have written it or to the entry. It may be code."""
+        """Return a file that was added to an entry. Return None if there is no such file, if it is damaged or belongs to
+        another entry, or if users other than this one and the system could have written to it or to the entry: it may be
+        code."""
         with suppress(OSError):
             seal, content = (whole := own_content(entry, name))[:_BYTES_OF_SEAL], whole[_BYTES_OF_SEAL:]
             return content if seal == _seal(entry, content) else None
         return None
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
-        """Make an entry of a model, and return the model as it is there. `original` is the path of the caller's model, for
-        people who look into the folder. Raise OSError if the entry cannot be written, or if there is one by now, and WriteError
-        if the model must not be kept."""
+        """Make an entry of a model, and return the model as it is there. `original` is the path of the model that the caller
+        passed, for people who look into the folder. Raise OSError if the entry cannot be written or exists by now, and
+        WriteError if the model must not be kept."""
         if artifact.source is None:
             return artifact
         if artifact.why_not_kept:
@@ -163,9 +164,8 @@ class ModelCache(NamedTuple):
         (folder / _MANIFEST).write_text(json.dumps(manifest))
         os.rename(folder, entry)
         artifact.files.close()
-        artifact.source, artifact.state = str(entry / path.name), states[path.name]
         self._make_room(entry)
-        return artifact
+        return artifact._replace(source=str(entry / path.name), state=states[path.name])
 
     def entries(self) -> list[tuple[Path, int, float]]:
         """Return the entries, each with its bytes and the time of its last use, the oldest first."""
@@ -194,8 +194,8 @@ class ModelCache(NamedTuple):
                 record.unlink()
 
     def remove(self, entry: Path) -> bool:
-        """Remove an entry, unless somebody else made the folder. Return whether it is gone. It is moved first, so that nobody
-        can put a link in the place of what is being removed, and what a killed process leaves of it is no entry."""
+        """Remove an entry, unless the folder is not from this package. Return whether it is gone. It is moved first: then
+        nobody can put a link in the place of what is being removed, and a killed process leaves no incomplete entry."""
         if _is_own(entry):
             try:
                 with temporary_folder(self.folder) as place:
@@ -209,7 +209,7 @@ class ModelCache(NamedTuple):
 
 
 def limit() -> float:
-    """Return the most bytes of a cache."""
+    """Return the largest number of bytes of a cache. Raise EnvironmentVariableError if the variable is not such a number."""
     with suppress(ValueError):
         limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
         if limit >= 0:
@@ -218,8 +218,8 @@ def limit() -> float:
 
 
 def _open(entry: Path) -> Artifact:
-    """Return the model of an entry. Raise an exception of any kind if there is none, if it is damaged, or another entry's. A
-    file whose state is another than the one that was kept has to have the same content."""
+    """Return the model of an entry. Raise an exception of any kind if it has no model, or if it is damaged or belongs to
+    another entry. A file whose state differs from the recorded one has to have the same content."""
     with open(entry / _MANIFEST, "rb", opener=without_links) as file:
         manifest = json.loads(file.read())
     files, model = manifest["files"], manifest["file"]

@@ -12,8 +12,9 @@ import onnxruntime
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
 
-# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
-# optimizes it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
+# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
+# to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are for
+# the session alone.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",
     "mlas.disable_kleidiai",
@@ -48,8 +49,8 @@ ENTRIES = (
     "session.x64quantprecision",
 )
 
-# Held while options of the caller's have other values for a moment: sessions of several threads may share them. A fork has a
-# lock that nobody holds.
+# Held while session options of the caller are changed for a moment, as several threads may share them. A forked process gets a
+# free lock.
 changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
@@ -59,7 +60,8 @@ class Replacements(NamedTuple):
     """What session options put in the place of a model's tensors.
 
     `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
-    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
+    `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package
+    makes."""
 
     names: frozenset[str]
     in_files: frozenset[str]
@@ -76,8 +78,8 @@ def choose_providers(options: onnxruntime.SessionOptions) -> bool:
 
 
 def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
-    """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
-    session, for options that ONNX Runtime refuses with the CPU's alone, or that choose providers themselves."""
+    """Return a session of a small model, which writes neither a profile nor a model. `providers` are used with options that
+    ONNX Runtime refuses with the CPU provider alone, or that choose providers themselves."""
     with changing:
         before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
         try:
@@ -90,7 +92,7 @@ def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, prov
 
 
 def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
-    """Return the exception of `create_probe_session`; None: the session works."""
+    """Return the exception of `create_probe_session`, or None if the session works."""
     try:
         create_probe_session(probe, options, providers)
     except Exception as error:
@@ -102,9 +104,9 @@ def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any
 def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
     """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
 
-    Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another
-    message if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were
-    added to the options in the place of files."""
+    Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. If the message of ONNX
+    Runtime differs from the one with plain options, it looked for the file in memory. `probe` also has the initializers that
+    were added to the options in the place of files."""
     if not hasattr(options, "add_external_initializers_from_files_in_memory"):
         return False
     plain = onnxruntime.SessionOptions()

@@ -16,9 +16,9 @@ from .request import SessionRequest
 
 
 class Plan(NamedTuple):
-    """`passes` are the arguments of the passes that rewrite the model (``optimized``); None: there is nothing to rewrite.
-    `uses_blocks`: whether its regions are to be in the blocked layout. `compiles_ahead`: whether other processes compile its
-    kernels while it is rewritten. `in_one_file`: whether its tensors have to be in the same file."""
+    """How to prepare a model. `passes` are the arguments of the passes that rewrite it (``optimized``), or None if there is
+    nothing to rewrite. `uses_blocks` says whether its regions are to be in the blocked layout, `compiles_ahead` whether other
+    processes compile its kernels while it is rewritten, and `in_one_file` whether its tensors have to be in the same file."""
 
     passes: dict[str, Any] | None
     uses_blocks: bool
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     in_one_file: bool
 
 
-def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
+def make_plan(request: SessionRequest, source: model_files.Source) -> Plan:
     """Return what a model needs for the sessions of a request."""
     replaced, is_native, written = request.replaced or NOTHING_REPLACED, request.is_native, request.written_operators
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
@@ -39,16 +39,16 @@ def make_plan(request: SessionRequest, read: model_files.Source) -> Plan:
         "regions": is_native,
         "keep_initializers_as_inputs": request.keep_initializers_as_inputs,
         "replaced": replaced.names,
-        # Nobody wants integer operators who has turned off ONNX Runtime's own.
+        # Who turns off ONNX Runtime's integer operators does not want others.
         "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         "has_other_providers": has_other_providers,
     }
-    needs_passes = not is_custom or has_other_providers or read.is_large or not is_optimized(read.proto)
+    needs_passes = not is_custom or has_other_providers or source.is_large or not is_optimized(source.proto)
     return Plan(
         passes if needs_passes else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
         compiles_ahead=is_native and is_custom,
-        in_one_file=replaced.from_memory,  # ONNX Runtime would look in memory for the others
+        in_one_file=replaced.from_memory,  # ONNX Runtime would look for other files in memory
     )
 
 

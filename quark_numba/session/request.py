@@ -17,7 +17,7 @@ from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
 from ..ort.providers import available, operators_for, others_than_cpus
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
 
-# In which operators the model of a session is written, as in `optimize`. "auto": see `operators_for`.
+# In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
 Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
@@ -26,11 +26,11 @@ _OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_
 
 
 class SessionRequest(NamedTuple):
-    """The arguments of an ``InferenceSession``, which has their meaning. It cannot be changed; `_replace` returns another one.
+    """The arguments of an ``InferenceSession``, which explains them.
 
     `ort_arguments` are those that ONNX Runtime takes by name alone. Two fields are found out later: `replaced` is what the
-    options put in the place of the model's tensors, None until somebody has asked them; `is_native` is whether the operators
-    are registered natively."""
+    options put in the place of tensors of the model, None until then; `is_native` is whether the operators are registered
+    natively."""
 
     model: Any
     options: onnxruntime.SessionOptions
@@ -47,8 +47,8 @@ class SessionRequest(NamedTuple):
     is_native: bool = True
 
     def check(self) -> None:
-        """Raise ValueError, TypeError or ModelError for a choice, a flag, a folder or options that are none, and TypeError for
-        an argument that ONNX Runtime would ignore. What the model is shows when it is read."""
+        """Raise ValueError, TypeError or ModelError if an argument has a value outside its choices or of the wrong type, and
+        TypeError for an argument that ONNX Runtime would ignore. The model itself is checked when it is read."""
         check_choices(QDQ, qdq=self.qdq)
         check_choices(CHOICES, operators=self.operators)
         if unknown := ", ".join(sorted({*self.ort_arguments} - _OF_ONNX_RUNTIME)):
@@ -65,13 +65,13 @@ class SessionRequest(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """The path of the model; None: it is in memory."""
+        """The path of the model, or None if it is in memory."""
         return os.fspath(self.model) if isinstance(self.model, (str, os.PathLike)) else None
 
     @property
     def other_providers(self) -> list[str]:
-        """The names of the execution providers beside the CPU's. Options that choose some do not tell which: it may be any of
-        this build, or another library's."""
+        """The names of the execution providers beside the CPU provider. Options that choose some do not tell which: any
+        provider of this build is possible, or one of another library."""
         names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
         chosen = ["one that the options choose", *others_than_cpus(available())] if choose_providers(self.options) else []
         return [*others_than_cpus(names), *chosen]

@@ -170,7 +170,7 @@ def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
 
 @pytest.mark.slow
 def test_a_model_in_memory_that_is_too_large_for_one_file(monkeypatch):
-    monkeypatch.setattr(model_files, "_MOST_BYTES", 2000)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", 2000)
     content = onnx.load(path_of("bf16"))
     before = content.SerializeToString()
     found = [quark_numba.evaluate(content, FEEDS) for _ in range(2)]

@@ -154,7 +154,7 @@ def test_an_interrupt_before_a_file_with_two_names_is_written(tmp_path, monkeypa
 def test_new_files_follow_the_mask(optimize, tmp_path, monkeypatch, mask):
     from quark_numba.models import model_files
 
-    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", -1)
     before = os.umask(mask)
     try:
         assert optimize(tmp_path / "out.onnx") == 0
@@ -232,7 +232,7 @@ def test_a_full_disk(free, outs, tmp_path):
 def test_a_large_model_does_not_go_into_a_pipe(optimize, tmp_path, monkeypatch, capsys):
     from quark_numba.models import model_files
 
-    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", -1)
     os.mkfifo(tmp_path / "pipe")
     assert optimize(tmp_path / "pipe") == 1
     assert "not a regular file, and the model needs two" in capsys.readouterr().err

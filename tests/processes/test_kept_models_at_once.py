@@ -34,7 +34,7 @@ else:
     write(model, 1)
 cache_keys._RACY_NS = -(10**9)  # keep the digests of files that were just written
 if {kind!r} == "large":
-    model_files.MOST_IN_MEMORY = 10
+    model_files.MAX_IN_MEMORY = 10
 random.seed(0)
 x = {{"x": np.random.default_rng(0).random((2, 3, 48, 192) if {kind!r} == "real" else 4000, np.float32)}}
 

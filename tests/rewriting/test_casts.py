@@ -168,5 +168,5 @@ def test_sessions(name):
 
 
 def test_what_begins_rewriting():
-    assert [casts.is_one(node) for node in pair("x", "y")] == [True, False]
-    assert not casts.is_one(onnx.NodeProto(op_type="Cast"))
+    assert [casts.is_to_16_bits(node) for node in pair("x", "y")] == [True, False]
+    assert not casts.is_to_16_bits(onnx.NodeProto(op_type="Cast"))

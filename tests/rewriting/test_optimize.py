@@ -416,7 +416,7 @@ def test_the_command_writes_all_or_nothing(files, monkeypatch, terminal, most):
     """Tensors for which the model's file has no room go to another file."""
     folder, before = files
     if most:
-        monkeypatch.setattr(model_files, "_MOST_BYTES", most)
+        monkeypatch.setattr(model_files, "_MAX_BYTES", most)
     out = folder / "out.onnx"
     report = terminal.report("optimize", folder / "m.onnx", str(out))
     assert {"operator": f"com.amd.quark::{DQ}", "nodes": 1, "what": CONSTANT} in report["done"]

@@ -77,7 +77,7 @@ def test_what_dequantizes_equally_is_shared():
     assert [each.name for each in result.model.graph.initializer] == ["scale", "zero_point"]
 
 
-OTHER = "the dequantize node behind it has other parameters"
+OTHER = "the dequantize node after it has other parameters"
 
 
 @pytest.mark.parametrize(

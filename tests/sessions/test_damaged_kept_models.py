@@ -37,7 +37,7 @@ def _no_hang():
 def path(request, tmp_path, monkeypatch):
     """The path of a model in memory or in files, which is kept with its digest in the folder `cache` beside it."""
     if request.param == "large":
-        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+        monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 10)
     monkeypatch.setattr(cache_keys, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
     write(tmp_path / "m.onnx", 1)
     quark_numba.InferenceSession(tmp_path / "m.onnx", cache=tmp_path / "cache")

@@ -220,7 +220,7 @@ def test_models_in_onnx_runtimes_own_format(tmp_path):
 
 def test_providers_of_a_large_model(monkeypatch, tmp_path):
     """ONNX Runtime reads the files again when providers are set."""
-    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+    monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 10)
     onnx.save(constant_model(), tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     session.set_providers(["CPUExecutionProvider"])
@@ -238,7 +238,7 @@ def test_providers_of_a_large_model(monkeypatch, tmp_path):
 def test_what_others_read_of_a_session(is_large, monkeypatch, tmp_path):
     """Hugging Face's optimum, for one, reads the path of the model, and copies the file with its session."""
     if is_large:
-        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+        monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 10)
     source = constant_model()
     source.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [3]))
     source.producer_name, source.producer_version, source.model_version = "a quantizer", "2", 3
@@ -283,7 +283,7 @@ def test_options_that_name_their_providers(keep, tmp_path):
 @pytest.mark.by_default(1)
 def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
     """They are removed as soon as the session has opened them; on Windows, with the session."""
-    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+    monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 10)
     if not given:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     w = np.ones((100, 1000), np.float32)  # large enough to be read in place

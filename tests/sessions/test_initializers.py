@@ -207,8 +207,8 @@ def test_files_in_memory(on_disk, tmp_path, monkeypatch):
     if on_disk:
         (tmp_path / "model.onnx.data").write_bytes(bytes(given.nbytes))
     expected = expected_of(w=given)
-    for most in (model_files.MOST_IN_MEMORY, 0):
-        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", most)
+    for most in (model_files.MAX_IN_MEMORY, 0):
+        monkeypatch.setattr(model_files, "MAX_IN_MEMORY", most)
         monkeypatch.setattr(model_files, "LEAST_APART", most and model_files.LEAST_APART)
         for source in (str(path), path.read_bytes(), onnx.load(path, load_external_data=False)):
             assert result_of(source, options_with_files(**{"model.onnx.data": given})) == expected

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.compiled
 def path(request, tmp_path, monkeypatch):
     """A model of y = x + w with w quantized and dequantized, in memory or in files."""
     if request.param == "large":
-        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+        monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 10)
     write(tmp_path / "m.onnx", 1)
     return tmp_path / "m.onnx"
 

@@ -400,7 +400,7 @@ import sys, time
 from quark_numba.models import model_files, tensors
 from quark_numba.rewriting import constants
 import quark_numba
-model_files.MOST_IN_MEMORY = 0
+model_files.MAX_IN_MEMORY = 0
 write_to = tensors.write_to
 
 def slow(tensor, file):
@@ -425,7 +425,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, mon
     out.mkdir()
     with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, what], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline().strip() == b"writing"
-        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
+        monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 0)
         quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=out)  # removes nothing that is in use
         assert len(list(out.iterdir())) == 1
         process.kill()
@@ -443,7 +443,7 @@ EXCHANGE = """
 import os, sys
 from quark_numba.models import model_files
 import quark_numba
-model_files.MOST_IN_MEMORY = 0
+model_files.MAX_IN_MEMORY = 0
 path, left, replace = sys.argv[1], int(sys.argv[2]), os.replace
 
 def replace_and_end(*paths):
@@ -662,7 +662,7 @@ from pathlib import Path
 from quark_numba.models import model_files
 from quark_numba.session.model_cache import ModelCache
 import quark_numba
-model_files.MOST_IN_MEMORY = 0
+model_files.MAX_IN_MEMORY = 0
 folder = sys.argv[1]
 for number in itertools.count():
     print(number, flush=True)
@@ -681,7 +681,7 @@ def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     apart(before, tmp_path / "m.onnx")
     out, cache, moments = tmp_path / "out", tmp_path / "cache", np.random.default_rng(kills).uniform(0, 0.3, kills)
     out.mkdir()
-    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 0)
     expected = result(before)
     for moment in moments:
         with subprocess.Popen([sys.executable, "-c", REPEATS, tmp_path], stdout=subprocess.PIPE) as process:

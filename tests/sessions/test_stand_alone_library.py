@@ -380,7 +380,7 @@ def test_wrong_arguments(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.onnx", "b.onnx.data", "quark_operators.so", "README.txt"])
 def test_no_file_of_a_library_replaces_a_model(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", -1)
     out = tmp_path / "out"
     out.mkdir()
     one, other = small(tmp_path).rename(tmp_path / "a.onnx"), tmp_path / "b.onnx"
@@ -394,7 +394,7 @@ def test_no_file_of_a_library_replaces_a_model(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["small.onnx.data", "quark_operators.so", "README.txt"])
 def test_models_with_the_names_of_other_files(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", -1)
     (tmp_path / name).write_bytes(small(tmp_path).read_bytes())
     with pytest.raises(ModelError, match=rf"{name}: to be written twice; expected different files"):
         build_library([tmp_path / "small.onnx", tmp_path / name], tmp_path / "new" / "out")
@@ -431,7 +431,7 @@ def test_a_folder_named_like_a_file_of_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_compile", lambda job, name: None)
     monkeypatch.setattr(targets, "link", lambda command, name, work, library: library.touch())
     build_library(small(tmp_path), tmp_path / "out")
-    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    monkeypatch.setattr(model_files, "_MAX_BYTES", -1)
     with pytest.raises(ModelError, match=r"small\.onnx\.data: Is a directory"):
         build_library(tmp_path / "small.onnx", tmp_path / "out")
 

@@ -10,7 +10,7 @@ from quark_numba.rewriting import constants
 @pytest.fixture
 def is_large(monkeypatch):
     """Every model is large, and its tensors have many parts."""
-    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(model_files, "MAX_IN_MEMORY", 0)
     monkeypatch.setattr(protos, "_LARGE", model_files.LEAST_APART)
     monkeypatch.setattr(constants, "_LARGE", 0)
     monkeypatch.setattr(tensors, "_PART", 1 << 6)
