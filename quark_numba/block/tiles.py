@@ -25,8 +25,8 @@ from .key import Key
 
 @functools.cache
 def prepare_function(key: Key, blocks: Blocks) -> Any:
-    """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if the
-    format has no quick functions."""
+    """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if
+    the format has no functions for ordinary blocks."""
     if not has_ordinary_functions(blocks):
         return None
     functions, max_shift = arithmetic.ordinary_functions(key), np.uint32(_max_shift(blocks))
@@ -89,6 +89,6 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
 
 
 def has_ordinary_functions(blocks: Blocks) -> bool:
-    """Return whether the quick functions of ``arithmetic`` support the format."""
+    """Return whether the functions of ``arithmetic`` for ordinary blocks support the format."""
     is_symmetric = blocks.lowest == -blocks.highest
     return is_symmetric and blocks.max_shift <= arithmetic.MAX_SHIFT and blocks.rounding_mode != HALF_UPWARD
