@@ -41,7 +41,7 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Return an OrtStatus."""
     state = record_at(state_address, region.STATE)
-    has_many, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
+    exceeds_max_rank, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     loops = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     dimensions: Any = np.int64(0)
@@ -50,7 +50,7 @@ def compute(state_address: int, context_address: int) -> int:
         fault, dimensions, rows = _loops_of(operands, state.axis, y_shape, lengths, masks, loops)
     shapes = region.shape_at_fault(fault, faulty_input, operands, y_shape)
     status, size, y = context.begin_output(
-        state, context_address, y_shape, has_many, fault, shapes, faulty_input, state.axis, state.channels
+        state, context_address, y_shape, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels
     )
     if status or size == 0:
         return status

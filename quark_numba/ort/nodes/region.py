@@ -112,7 +112,7 @@ def begin(state: Any, context_address: int) -> Any:
     """Return (whether an input has a rank above MAX_RANK, the fault, the number of the faulty input, the values of the inputs,
     the inputs as Operands, the shape of y)."""
     count = state.count
-    has_many, values, input_shapes = context.read_inputs(state, context_address, count, count)
+    exceeds_max_rank, values, input_shapes = context.read_inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
         dimensions = context.shape_at(input_shapes, k)
@@ -122,7 +122,14 @@ def begin(state: Any, context_address: int) -> Any:
     operands = Operands(shapes, ranks, state.axes, state.scalars, MAX_RANK)
     y_shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, faulty_input, rank = _write_y_shape(operands, state.lanes, y_shape)
-    return has_many, fault, faulty_input, values, operands, array_at(address_of(y_shape, MAX_RANK - rank), rank, np.int64)
+    return (
+        exceeds_max_rank,
+        fault,
+        faulty_input,
+        values,
+        operands,
+        array_at(address_of(y_shape, MAX_RANK - rank), rank, np.int64),
+    )
 
 
 @jit.expand
@@ -162,15 +169,15 @@ def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    has_many, fault, faulty_input, values, operands, y_shape = begin(state, context_address)
+    exceeds_max_rank, fault, faulty_input, values, operands, y_shape = begin(state, context_address)
     size = context.size_of(y_shape)
     work_address, work = context.new_record(WORK)
     work.block = state.block
     if fault == NO_FAULT:
         fault = _set_layout(work, y_shape, size, state.axis, state.lanes != 0, state.channels)
-    if has_many or fault != NO_FAULT:
+    if exceeds_max_rank or fault != NO_FAULT:
         shapes = shape_at_fault(fault, faulty_input, operands, y_shape)
-        return context.fault_status(state, has_many, fault, shapes, faulty_input, state.axis, state.channels)
+        return context.fault_status(state, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels)
     output_shape = y_shape
     if state.lanes and y_shape.size == 5:
         output_shape = array_at(stack(4), 4, np.int64)
