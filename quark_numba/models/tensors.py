@@ -120,7 +120,7 @@ def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> N
     while done < content.size:
         count = file.readinto(content[done:])  # at most 2 GiB at once
         if not count:
-            raise ModelError(f"tensor {tensor.name}: {tensor.path} ends within it")
+            raise ModelError(f"tensor {tensor.name}: {tensor.path} is truncated")
         done += count
 
 
