@@ -569,7 +569,7 @@ def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     extreme = ordinary * random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), ordinary.shape)
     extreme[random.random(extreme.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
     gate = random.normal(0, 1, (n, channels, 1, 1)).astype(np.float32)
-    source = region_model(program, ["float32"] * 3, (None, None, ()), block_size=lanes, channels=channels)
+    source = region_model(program, ["float32"] * 3, (None, None, ()), lanes=lanes, channels=channels)
     session, evaluator = exact_session(source), ReferenceEvaluator(source, new_ops=reference_ops())
     for x in (ordinary, extreme):
         feeds = {"i0": in_lanes(x, lanes), "i1": in_lanes(gate, lanes), "i2": np.array(1, np.float32)}
@@ -612,22 +612,22 @@ ADD = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
     ],
 )
 def test_inference_in_the_blocked_layout(shapes, expected):
-    assert inferred(shapes, ["float32"] * 2, ADD, block_size=16) == expected
+    assert inferred(shapes, ["float32"] * 2, ADD, lanes=16) == expected
 
 
 @pytest.mark.parametrize(
     ("attributes", "shapes", "message"),
     [
-        ({"block_size": 12}, [[1, 12, 1, 1]] * 2, "block_size is 12; expected 0 or one of"),
+        ({"lanes": 12}, [[1, 12, 1, 1]] * 2, "lanes is 12; expected 0 or one of"),
         (
             {"channels": 3},
             [[1, 3, 1, 1]] * 2,
-            "channels is 3 with block_size 0; expected 0, or a number of channels with blocks",
+            "channels is 3 with lanes 0; expected 0, or a number of channels with lanes",
         ),
-        ({"block_size": 8, "channels": -1}, [[1, 8, 1, 1]] * 2, "channels is -1 with block_size 8"),
-        ({"block_size": 8}, [[1, 8, 2, 2], [1, 12, 2, 2]], "input 1 has shape .* expected one channel, or .* 8"),
-        ({"block_size": 8, "channels": 17}, [[1, 16, 2, 2]] * 2, "channel 17"),
-        ({"block_size": 8, "channels": 8}, [[1, 16, 2, 2]] * 2, "channel 8"),
+        ({"lanes": 8, "channels": -1}, [[1, 8, 1, 1]] * 2, "channels is -1 with lanes 8"),
+        ({"lanes": 8}, [[1, 8, 2, 2], [1, 12, 2, 2]], "input 1 has shape .* expected one channel, or .* 8"),
+        ({"lanes": 8, "channels": 17}, [[1, 16, 2, 2]] * 2, "channel 17"),
+        ({"lanes": 8, "channels": 8}, [[1, 16, 2, 2]] * 2, "channel 8"),
     ],
 )
 @pytest.mark.parametrize("where", ["array", pytest.param("session", marks=pytest.mark.compiled)])
@@ -664,9 +664,9 @@ def test_the_blocked_layout(channels, other, count):
     if channels:
         expected[:, 1, :, :, channels - 16 :] = 0
     expected = expected.reshape(shape)
-    y = run(session(blocked_add([x, z], block_size=16, channels=channels)), i0=x, i1=z)
+    y = run(session(blocked_add([x, z], lanes=16, channels=channels)), i0=x, i1=z)
     np.testing.assert_array_equal(y, expected)
-    np.testing.assert_array_equal(run_region(x, z, program=ADD, block_size=16, channels=channels), expected)
+    np.testing.assert_array_equal(run_region(x, z, program=ADD, lanes=16, channels=channels), expected)
 
 
 def test_inference():

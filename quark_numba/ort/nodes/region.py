@@ -67,7 +67,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """Return the program, and the numbers of its inputs, blocks and layout. Raise ValueError if an attribute has an invalid
     value."""
     program = parse(attributes["program"])
-    check_layout(program, attributes["block_size"], attributes["channels"])
+    check_layout(program, attributes["lanes"], attributes["channels"])
     inputs, steps, blocks = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
@@ -83,7 +83,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "axis": steps[0].axis if steps else 0,
         "block_steps": len(steps),
         "buffers_size": Writer(program).buffers_size,
-        "lanes": attributes["block_size"],
+        "lanes": attributes["lanes"],
         "channels": attributes["channels"],
     }
     return context.Selection(program, numbers)
