@@ -47,8 +47,8 @@ WORK = words(
 
 @jit.function
 def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> int:
-    """Return the index of the first element of input k for a row of y. A row is the elements along the last dimension of the
-    loop."""
+    """Return the index of the first element of input k for a row of y. A row of y, unlike one of a tile, is the elements along
+    the last dimension of the loop."""
     stride = lengths[dimensions - 1] if (masks[dimensions - 1] >> k) & 1 else 1
     offset = 0
     for d in range(dimensions - 2, -1, -1):
@@ -159,7 +159,7 @@ def chunk(work_address: int, number: int) -> None:
     stop = start + CHUNK if start + CHUNK < work.size else work.size
     count = work.count
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
-    buffers = stack(TILE * work.streams)
+    buffers = stack(TILE * work.streams)  # 8 bytes for an element of any type
     addresses, valid_until = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     full = full_inputs(work_address)
     most = CHUNK  # all elements at once, unless an input has to be spread

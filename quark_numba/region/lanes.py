@@ -31,17 +31,18 @@ def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]
 def load_lanes(
     work_address: int, k: int, itemsize: int, is_full: bool, span: Any, rows: int, width: int, buffer: int, scratch: int
 ) -> None:
-    """Write the part of the tile of input k for a span into its buffer, as ``tiles.load`` does. `scratch` is the
-    address of memory for as many elements as a row has, for each lane."""
+    """Write the part of the tile of input k for a span into its buffer, as ``tiles.load`` does. `scratch` is the address of
+    memory for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data, lanes, n = array_at(work.inputs, k + 1, np.int64)[k], work.lanes, span.count
-    is_one_a_channel = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
+    # Each row of the tile is one element of the input, repeated.
+    repeats_elements = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
     row = 0
     while row < rows:
         first, lane = _index_in_memory(work_address, span.index, row)
         count = min(lanes - lane, rows - row)
-        if is_one_a_channel:
+        if repeats_elements:
             values = data + 4 * (row_offset(first // lanes, k, work.dimensions, lengths, masks) + lane)
             for channel in range(count):
                 value = array_at(values + 4 * channel, 1, np.float32)[0]

@@ -71,8 +71,8 @@ OPERATORS = (
             Attribute(
                 "lanes",
                 0,
-                "If it is not 0, tensors of four dimensions are in ONNX Runtime's layout for convolutions: (N, C, H, W) as "
-                "(N, C / lanes, H, W, lanes), or with one channel.",
+                "The channels of a block, if tensors of four dimensions are in ONNX Runtime's layout for convolutions: "
+                "(N, C, H, W) as (N, C / lanes, H, W, lanes), or with one channel. 0 in ONNX's layout.",
             ),
             Attribute("channels", 0, "If it is not 0, y is 0 in the channels from this one on. Only with `lanes`."),
         ),

@@ -54,12 +54,14 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, span: Any, row
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     length = lengths[work.dimensions - 1]
     has_last = (masks[work.dimensions - 1] >> k) & 1 == 1
-    is_one_a_row = itemsize == 4 and length == work.inner and not has_last
-    is_one_row = has_last and index % length + n <= length
+    # Each row of the tile is one element of the input, repeated.
+    repeats_elements = itemsize == 4 and length == work.inner and not has_last
+    # All rows of the tile are the same elements of the input, which are side by side.
+    repeats_row = has_last and index % length + n <= length and work.inner % length == 0
     for d in range(work.dimensions - 1):
-        is_one_row &= (masks[d] >> k) & 1 == 0
+        repeats_row &= (masks[d] >> k) & 1 == 0
     target = buffer + span.column * itemsize
-    if is_full or (is_one_row and work.inner % length == 0):
+    if is_full or repeats_row:
         source, step = data + index * itemsize, work.inner * itemsize
         if not is_full:
             source, step = data + index % length * itemsize, np.int64(0)
@@ -67,7 +69,7 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, span: Any, row
             copy_bytes(source, target, n * itemsize)
             source += step
             target += width * itemsize
-    elif is_one_a_row:
+    elif repeats_elements:
         first = index // length
         for row in range(rows):
             offset = row_offset(first + row, k, work.dimensions, lengths, masks)
@@ -140,7 +142,7 @@ def chunk(work_address: int, number: int) -> None:
     tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
-    tile_size = tile.rows * width * 8
+    tile_size = tile.rows * width * 8  # 8 bytes for an element of any type
     spans_at = (work.streams + 1) * tile_size + work.buffers_size
     scratch_at = spans_at + width * _SPAN_SIZE
     memory = allocate(scratch_at + min(width, work.inner) * work.lanes * 8)

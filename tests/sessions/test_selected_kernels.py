@@ -71,10 +71,10 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
             (),
             {},
             {"name": parse(PROGRAM).name},
-            {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "block_steps": 0},
+            {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "group_size": 0},
         ),
         ("Region", (), {}, {}, {"block": 0, "lanes": 0}),
-        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "block_steps": 1, "block": 32, "group_size": 2, "axis": -2}),
+        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "block": 32, "group_size": 2, "axis": -2}),
     ],
 )
 def test_attributes(name, types, attributes, of_key, numbers):
