@@ -74,13 +74,13 @@ def full_inputs(work_address: int) -> int:
 @jit.function
 def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, int]:
     """Return (`size`, the number of elements of input k that repeat; `period`, the number of elements of y for which they
-    repeat): one element for a row of y; a row for all rows along the dimension before the last; or a row for one row."""
+    repeat). What repeats is an element or a row."""
     length = lengths[dimensions - 1]
     if (masks[dimensions - 1] >> k) & 1 == 0:
-        return 1, length
+        return 1, length  # an element, for a row of y
     if dimensions > 1 and (masks[dimensions - 2] >> k) & 1 == 0:
-        return length, length * lengths[dimensions - 2]
-    return length, length
+        return length, length * lengths[dimensions - 2]  # a row, for all rows along the dimension before the last
+    return length, length  # a row, for one row: nothing repeats
 
 
 @jit.function
@@ -122,7 +122,7 @@ def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer:
         source = data + row_offset(row, k, work.dimensions, lengths, masks) * itemsize
         target = buffer + done * itemsize
         m = min(n - done, period - (index + done) % period)
-        if size == period:
+        if size == period:  # nothing repeats
             copy_bytes(source + column * itemsize, target, m * itemsize)
         elif size == 1 and itemsize == 4:
             words = array_at(target, m, np.float32)
