@@ -15,8 +15,8 @@ from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
-# The numbers of channels that a block of the blocked layout can have. The size of a tile is a multiple of each.
-BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
+# The numbers of lanes, which are the channels of a block of the blocked layout. The size of a tile is a multiple of each.
+LANES = (2, 4, 8, 16, 32, 64)
 
 _f32 = np.float32
 _BOUNDS = np.finfo(_f32)
@@ -65,19 +65,19 @@ _STEPS: dict[str, Callable[..., Any]] = {
 CHANNELS = -3
 
 
-def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
+def run_region(*inputs: NDArray[Any], program: str, lanes: int = 0, channels: int = 0) -> NDArray[np.float32]:
     """Return the result of a program for these arrays. Raise ValueError if the text is not a program, if it has another number
     of inputs, or if the arrays do not fit the layout."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
-    check_layout(parsed, block_size, channels)
-    if block_size:
-        shapes: list[Any] = [blocked_shape(x.shape, block_size, number) or x.shape for number, x in enumerate(inputs)]
+    check_layout(parsed, lanes, channels)
+    if lanes:
+        shapes: list[Any] = [blocked_shape(x.shape, lanes, number) or x.shape for number, x in enumerate(inputs)]
         inputs = tuple(map(np.reshape, inputs, shapes))
-    y = _run(parsed, inputs, channels if block_size else None)
-    if not block_size or y.ndim != 5:
+    y = _run(parsed, inputs, channels if lanes else None)
+    if not lanes or y.ndim != 5:
         return y
-    n, blocks, h, w, lanes = y.shape
+    n, blocks, h, w, lanes = y.shape  # one lane, if y has one channel
     if channels:
         own_lanes = channels - (blocks - 1) * lanes
         if not 0 < own_lanes <= lanes:
@@ -115,7 +115,7 @@ def _call_on_channels(call: Callable[..., Any], channels: int, x: NDArray[Any]) 
     return y.reshape(n, blocks, lanes, h, w).transpose(0, 1, 3, 4, 2)
 
 
-def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> list[int | None] | None:
+def blocked_shape(shape: Sequence[int | None], lanes: int, number: int) -> list[int | None] | None:
     """Return the shape of a blocked tensor with a dimension for the channels of a block, as `granularity.split_channels` does,
     or None unless the tensor has four dimensions. Raise ValueError if the channels do not fill whole blocks."""
     if len(shape) != 4:
@@ -123,22 +123,20 @@ def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> 
     n, channels, h, w = shape
     if channels is None or channels == 1:
         return [n, channels, h, w, channels]
-    if channels % block_size:
-        raise ValueError(f"input {number} has shape {list(shape)}; expected one channel, or a multiple of {block_size}")
-    return [n, channels // block_size, h, w, block_size]
+    if channels % lanes:
+        raise ValueError(f"input {number} has shape {list(shape)}; expected one channel, or a multiple of {lanes}")
+    return [n, channels // lanes, h, w, lanes]
 
 
-def check_layout(program: Program, block_size: int, channels: int) -> None:
+def check_layout(program: Program, lanes: int, channels: int) -> None:
     """Raise ValueError unless the program can run on tensors in the blocked layout with these attributes."""
-    if block_size not in (0, *BLOCK_SIZES):
-        raise ValueError(f"block_size is {block_size}; expected 0 or one of {BLOCK_SIZES}")
-    if channels < 0 or (channels and not block_size):
-        raise ValueError(
-            f"channels is {channels} with block_size {block_size}; expected 0, or a number of channels with blocks"
-        )
-    if block_size and any(axis is not None and axis < 0 for axis in program.axes):
+    if lanes not in (0, *LANES):
+        raise ValueError(f"lanes is {lanes}; expected 0 or one of {LANES}")
+    if channels < 0 or (channels and not lanes):
+        raise ValueError(f"channels is {channels} with lanes {lanes}; expected 0, or a number of channels with lanes")
+    if lanes and any(axis is not None and axis < 0 for axis in program.axes):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
-    if block_size and any(step.axis != CHANNELS for step in program.block_steps):
+    if lanes and any(step.axis != CHANNELS for step in program.block_steps):
         raise ValueError(f"program has blocks along another axis than {CHANNELS}, as the blocked layout does not allow")
 
 

@@ -105,11 +105,11 @@ def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int,
     return NO_FAULT, 0, rank
 
 
-def set_layout(work: Any, shape: Any, size: int, axis: int, is_blocked: bool, channels: int) -> int:
-    """Set the fields of a record ``kernels.WORK`` that tell how y lies in memory, from `size` to `last_block`, and return the
-    fault. `shape` and `size` are those of y. `channels` are its channels without padding, or 0 if it has no padding. If the
-    program rounds to block formats, the record has the `block` already, and `axis` is that of the blocks."""
-    work.size, work.outer, work.length, work.inner, work.lanes, work.own_lanes = size, 1, 0, 0, 0, 0
+def set_layout(work: Any, shape: Any, size: int, block: int, axis: int, is_blocked: bool, channels: int) -> int:
+    """Set the fields of a record ``kernels.WORK`` that tell how y lies in memory, from `block` to `last_block`, and return the
+    fault. `shape` and `size` are those of y. `channels` are its channels without padding, or 0 if it has no padding. `block`
+    and `axis` are those of the steps that round to block formats, or 0."""
+    work.block, work.size, work.outer, work.length, work.inner, work.lanes, work.own_lanes = block, size, 1, 0, 0, 0, 0
     if is_blocked and len(shape) == 5:
         groups, work.lanes, work.inner = shape[1], shape[4], shape[2] * shape[3]
         work.outer, work.length = shape[0], channels if channels else groups * work.lanes
@@ -118,8 +118,8 @@ def set_layout(work: Any, shape: Any, size: int, axis: int, is_blocked: bool, ch
             work.own_lanes = channels - (groups - 1) * work.lanes
             if work.own_lanes <= 0 or work.own_lanes > work.lanes:
                 return CHANNELS
-    elif work.block:
-        fault, work.length, work.inner = block_shape(shape, axis, work.block)
+    elif block:
+        fault, work.length, work.inner = block_shape(shape, axis, block)
         if fault:
             return AXIS
         if work.inner == 1:

@@ -22,33 +22,33 @@ from .source import TILE, TILE_WORK, Writer
 CHUNK = 1 << 14
 
 # The record that the tasks of a node share. Addresses and numbers:
-# - `run`, the C function that runs the program on a tile; `y`, the address of the elements of y;
+# - `program`, the C function that runs the program on a tile; `y`, the address of the elements of y;
 # - `count`, the number of inputs, and `streams`, how many of them have more than one element; `inputs` and `itemsizes`, the
 #   addresses of two arrays: the addresses of the inputs' elements, and the bytes of an element, 0 for an input of one element;
 # - `dimensions`, `lengths` and `masks`, the loop, as from ``granularity.merge_dimensions``;
-# - for steps that round to block formats: `block`, the elements of a block; `group_size`, the rows of a group, into which a
-#   tile is divided; `block_steps`, the number of these steps, and `functions`, the address of their functions, two for each;
-#   `buffers_size`, the bytes of the program's buffers;
-# - `size`, the number of elements of y in memory;
+# - for steps that round to block formats: `group_size`, the rows of a group, into which a tile is divided; `functions`, the
+#   address of their functions, two for each; `buffers_size`, the bytes of the program's buffers;
+# - `has_failed`, which a task sets if it cannot allocate memory.
+# ``granularity.set_layout`` sets the others:
+# - `block`, the elements of a block, 0 if no step rounds to a block format; `size`, the number of elements of y in memory;
 # - `outer`, `length` and `inner`, if the program rounds to block formats: y has this shape, with blocks along the second axis;
 # - `lanes`, 0 or the channels of a block of the blocked layout. In memory such a y has the shape (outer, length / lanes, inner,
 #   lanes). A y in ONNX's layout whose blocks are consecutive in memory is described in the same way, see
 #   ``granularity.as_channels``;
 # - `own_lanes`, 0 unless the layout adds channels to y, which `length` does not count: the channels of y itself in the last
 #   block of the layout. Then `batch_size` is the number of elements in memory for one index of the batch, and `last_block`
-#   how many of them are before the last block of channels;
-# - `has_failed`, which a task sets if it cannot allocate memory.
+#   how many of them are before the last block of channels.
 WORK = words(
-    *("run", "y", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
-    *("block", "group_size", "block_steps", "functions", "buffers_size"),
-    *("size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block", "has_failed"),
+    *("program", "y", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
+    *("group_size", "functions", "buffers_size", "has_failed"),
+    *("block", "size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block"),
 )
 
 
 @jit.function
 def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> int:
-    """Return the index of the first element of input k for a row of y. A row is the elements along the last dimension of the
-    loop."""
+    """Return the index of the first element of input k for a row of y. A row of y, unlike one of a tile, is the elements along
+    the last dimension of the loop."""
     stride = lengths[dimensions - 1] if (masks[dimensions - 1] >> k) & 1 else 1
     offset = 0
     for d in range(dimensions - 2, -1, -1):
@@ -73,14 +73,14 @@ def full_inputs(work_address: int) -> int:
 
 @jit.function
 def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, int]:
-    """Return (number of elements of input k that repeat, number of elements of y for which they repeat): one element along the
-    last dimension of the loop, or a row along the dimension before it. Return (0, 0) if nothing repeats along these."""
+    """Return (`size`, the number of elements of input k that repeat; `period`, the number of elements of y for which they
+    repeat). What repeats is an element or a row."""
     length = lengths[dimensions - 1]
     if (masks[dimensions - 1] >> k) & 1 == 0:
-        return 1, length
+        return 1, length  # an element, for a row of y
     if dimensions > 1 and (masks[dimensions - 2] >> k) & 1 == 0:
-        return length, length * lengths[dimensions - 2]
-    return 0, 0
+        return length, length * lengths[dimensions - 2]  # a row, for all rows along the dimension before the last
+    return length, length  # a row, for one row: nothing repeats
 
 
 @jit.function
@@ -98,10 +98,12 @@ def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
 
 
 @jit.function
-def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer: int, valid_until: int) -> int:
-    """Return the address of the elements of input k for the n elements of y from `index` on. They are written to `buffer`,
-    unless they are consecutive in the input already. The contents that the buffer has are right up to the index `valid_until`
-    in y."""
+def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer: int, valid_until: int) -> tuple[int, int]:
+    """Return (the address of the elements of input k for the n elements of y from `index` on; `valid_until` for the next call).
+    The elements are written to `buffer`, unless they are consecutive in the input already, or in the buffer.
+
+    If the next call has the same buffer, begins where this one ends, and has no larger n, the buffer has its elements already
+    if it ends at the index `valid_until` in y or before. For any other call `valid_until` has to be 0."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data = array_at(work.inputs, k + 1, np.int64)[k]
@@ -109,18 +111,18 @@ def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer:
     row = index // length
     column = index - row * length
     size, period = pattern_of(k, work.dimensions, lengths, masks)
-    if size != 1 and column + n <= length:
-        return data + (row_offset(row, k, work.dimensions, lengths, masks) + column) * itemsize
+    if size == length and column + n <= length:
+        return data + (row_offset(row, k, work.dimensions, lengths, masks) + column) * itemsize, 0
     if index + n <= valid_until:
-        return buffer
+        return buffer, valid_until
     done = 0
     while done < n:
         row = (index + done) // length
         column = index + done - row * length
         source = data + row_offset(row, k, work.dimensions, lengths, masks) * itemsize
         target = buffer + done * itemsize
-        m = min(n - done, period - (index + done) % period if period else length - column)
-        if size == 0:
+        m = min(n - done, period - (index + done) % period)
+        if size == period:  # nothing repeats
             copy_bytes(source + column * itemsize, target, m * itemsize)
         elif size == 1 and itemsize == 4:
             words = array_at(target, m, np.float32)
@@ -128,7 +130,9 @@ def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer:
         else:
             repeat(source, target, size * itemsize, column % size * itemsize, m * itemsize)
         done += m
-    return buffer
+    end = index - index % period + period  # of the repetition
+    # The next call's elements are these ones if it begins at the same place of the repetition.
+    return buffer, end if index + n <= end and n % size == 0 else 0
 
 
 @jit.function
@@ -155,17 +159,16 @@ def chunk(work_address: int, number: int) -> None:
     stop = start + CHUNK if start + CHUNK < work.size else work.size
     count = work.count
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
-    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    buffers = stack(TILE * work.streams)
+    buffers = stack(TILE * work.streams)  # 8 bytes for an element of any type
     addresses, valid_until = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     full = full_inputs(work_address)
-    step = CHUNK  # all at once, unless an input has to be spread
+    most = CHUNK  # all elements at once, unless an input has to be spread
     for k in range(count):
         addresses[k], valid_until[k] = inputs[k], 0
         if itemsizes[k] and (full >> k) & 1 == 0:
-            step = TILE
-    for index in range(start, stop, step):
-        n = stop - index if stop - index < step else step
+            most = TILE
+    for index in range(start, stop, most):
+        n = min(most, stop - index)
         buffer = buffers
         for k in range(count):
             itemsize = itemsizes[k]
@@ -174,14 +177,9 @@ def chunk(work_address: int, number: int) -> None:
             if (full >> k) & 1:
                 addresses[k] = inputs[k] + index * itemsize
             else:
-                addresses[k] = spread(work_address, k, itemsize, index, n, buffer, valid_until[k])
-                size, period = pattern_of(k, work.dimensions, lengths, masks)
-                # The buffer can be used again until the repetition ends, if the next tile begins at the same place in it.
-                rest = period - index % period if period else 0
-                is_repeated = rest >= n and n == TILE and TILE % size == 0
-                valid_until[k] = index + rest if is_repeated else 0
+                addresses[k], valid_until[k] = spread(work_address, k, itemsize, index, n, buffer, valid_until[k])
             buffer += TILE * 8
-        call(work.run, (addresses.ctypes.data, work.y + index * 4, n))
+        call(work.program, (addresses.ctypes.data, work.y + index * 4, n))
         if work.own_lanes:
             clear_padding(work_address, index, n)
 

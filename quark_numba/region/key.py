@@ -188,7 +188,7 @@ def parse(text: str) -> Program:
     for node in graph.node:
         steps.append(_step(node, inputs, numbers))
         if node.output[0] in numbers:
-            raise ValueError(f"program gives {node.output[0]} twice")
+            raise ValueError(f"program computes {node.output[0]} twice")
         numbers[node.output[0]] = len(numbers)
     program = Program(tuple(inputs), tuple(steps))
     _refuse("program", _use_faults(program, [*numbers], [value.name for value in graph.output]))
@@ -206,12 +206,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _input(value: onnx.ValueInfoProto, numbers: Mapping[str, int]) -> Input:
-    place, tensor = f"program has an input {value.name}", value.type.tensor_type
+    tensor = value.type.tensor_type
     element_type, dimensions = find(tensor.elem_type), [dimension.dim_value for dimension in tensor.shape.dim]
-    if element_type is None or value.name in numbers:
-        raise ValueError(f"{place} that is there twice, or of no known element type")
+    if value.name in numbers:
+        raise ValueError(f"program declares input {value.name} twice")
+    if element_type is None:
+        raise ValueError(f"program input {value.name} has an unknown element type, number {tensor.elem_type}")
     if dimensions not in ([], [1]):
-        raise ValueError(f"{place} of shape {dimensions}; expected [1], or none")
+        raise ValueError(f"program input {value.name} has shape {dimensions}; expected [1], or none")
     return Input(element_type, dimensions == [1])
 
 
@@ -259,7 +261,7 @@ def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: M
             yield f"has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}"
     for name in node.input:
         if name and name not in numbers:
-            yield f"has the operand {name}, which nothing before it gives"
+            yield f"has the operand {name}, which is no input or earlier result"
 
 
 def _format_faults(step: Step) -> Iterator[str]:
@@ -278,7 +280,7 @@ def _operand_faults(step: Step, inputs: list[Input], names: Sequence[str]) -> It
     if step.operator == CAST:
         to = dict(step.attributes)["to"]
         if type(to) is not int or to != FLOAT32.number or step.present[0] >= len(inputs):
-            yield f"is no cast of an input to {FLOAT32.number}, float32"
+            yield f"is no Cast of an input to {FLOAT32.number}, float32"
     for index, operand in enumerate(step.operands):
         is_parameter = step.operator == ROUND_TRIP and index > 0
         if operand is None or operand >= len(inputs):
@@ -287,11 +289,13 @@ def _operand_faults(step: Step, inputs: list[Input], names: Sequence[str]) -> It
             continue
         element_type, is_scalar = inputs[operand]
         if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
-            yield f"has the operand {names[index]}, of one element"
-        if element_type not in (ZERO_POINTS if is_parameter and index == 2 else CASTS if step.operator == CAST else (FLOAT32,)):
-            yield f"has the operand {names[index]} of element type {element_type.name}"
+            yield f"has the operand {names[index]} of one element; expected one without a shape"
+        expected = ZERO_POINTS if is_parameter and index == 2 else CASTS if step.operator == CAST else (FLOAT32,)
+        if element_type not in expected:
+            known = ", ".join(row.name for row in expected)
+            yield f"has the operand {names[index]} of element type {element_type.name}; expected {known}"
         if is_parameter and not is_scalar and step.axis >= 0:
-            yield "has several scales, and no axis below 0, counted from the last one"
+            yield f"has several scales and axis {step.axis}; expected an axis below 0, counted from the last one"
 
 
 def _use_faults(program: Program, names: list[str], outputs: list[str]) -> Iterator[str]:
@@ -302,7 +306,7 @@ def _use_faults(program: Program, names: list[str], outputs: list[str]) -> Itera
         if number not in used:
             yield f"does not use {name}"
     if outputs != names[-1:]:
-        yield "has other outputs than what its last step gives"
+        yield f"has outputs ({', '.join(outputs)}); expected {names[-1]}, the result of its last step"
     kinds = {(step.axis, step.block_format[1].block) for step in program.block_steps}
     if len(kinds) > 1:
         yield f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"

@@ -1,5 +1,6 @@
 """Tiles of y in ONNX Runtime's blocked layout, for programs that round to block formats. In memory the channels of a block of
-that layout, its lanes, are side by side. In a tile each channel is a row, as in ONNX's layout."""
+that layout, its lanes, are side by side. In a tile each channel is a row, as in ONNX's layout. Tiles of a y whose blocks lie
+along the last axis are the same: see ``granularity.as_channels``."""
 
 from __future__ import annotations
 
@@ -28,31 +29,32 @@ def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]
 
 @jit.function
 def load_lanes(
-    work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows: int, width: int, buffer: int, scratch: int
+    work_address: int, k: int, itemsize: int, is_full: bool, span: Any, rows: int, width: int, buffer: int, scratch: int
 ) -> None:
-    """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `scratch` is the
-    address of memory for as many elements as a row has, for each lane."""
+    """Write the part of the tile of input k for a span into its buffer, as ``tiles.load`` does. `scratch` is the address of
+    memory for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    data, lanes, n = array_at(work.inputs, k + 1, np.int64)[k], work.lanes, run.count
-    is_one_a_channel = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
+    data, lanes, n = array_at(work.inputs, k + 1, np.int64)[k], work.lanes, span.count
+    # Each row of the tile is one element of the input, repeated.
+    repeats_elements = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
     row = 0
     while row < rows:
-        first, lane = _index_in_memory(work_address, run.index, row)
+        first, lane = _index_in_memory(work_address, span.index, row)
         count = min(lanes - lane, rows - row)
-        if is_one_a_channel:
+        if repeats_elements:
             values = data + 4 * (row_offset(first // lanes, k, work.dimensions, lengths, masks) + lane)
             for channel in range(count):
                 value = array_at(values + 4 * channel, 1, np.float32)[0]
-                words = array_at(buffer + ((row + channel) * width + run.column) * 4, n, np.float32)
+                words = array_at(buffer + ((row + channel) * width + span.column) * 4, n, np.float32)
                 for i in range(unsigned(n)):
                     words[i] = value
             row += count
             continue
         source = data + first * itemsize
         if not is_full:
-            source = spread(work_address, k, itemsize, first, n * lanes, scratch, np.int64(0))
-        source, target = source + lane * itemsize, buffer + (row * width + run.column) * itemsize
+            source, _ = spread(work_address, k, itemsize, first, n * lanes, scratch, np.int64(0))
+        source, target = source + lane * itemsize, buffer + (row * width + span.column) * itemsize
         row += count
         if itemsize == 4:
             transpose(source, lanes, n, count, target, width)
@@ -63,16 +65,16 @@ def load_lanes(
 
 
 @jit.function
-def store_lanes(work_address: int, run: Any, rows: int, width: int, tile: int) -> None:
-    """Write a run of columns of the tile to y, and zeros to the lanes after the last channel of y."""
+def store_lanes(work_address: int, span: Any, rows: int, width: int, tile: int) -> None:
+    """Write a span of the tile to y, and zeros to the lanes after the last channel of y."""
     work = record_at(work_address, WORK)
-    lanes, n = work.lanes, run.count
-    first_channel = run.index // work.inner % work.length
+    lanes, n = work.lanes, span.count
+    first_channel = span.index // work.inner % work.length
     row = 0
     while row < rows:
-        first, lane = _index_in_memory(work_address, run.index, row)
+        first, lane = _index_in_memory(work_address, span.index, row)
         count = min(lanes - lane, rows - row)
-        transpose(tile + (row * width + run.column) * 4, width, count, n, work.y + (first + lane) * 4, lanes)
+        transpose(tile + (row * width + span.column) * 4, width, count, n, work.y + (first + lane) * 4, lanes)
         row += count
         if first_channel + row == work.length:
             y = array_at(work.y + first * 4, n * lanes, np.float32)

@@ -14,9 +14,9 @@ from .key import parse
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    program, block_size = parse(attributes["program"]), attributes["block_size"]
+    program, lanes = parse(attributes["program"]), attributes["lanes"]
     check_inputs(program, len(inputs))
-    check_layout(program, block_size, attributes["channels"])
+    check_layout(program, lanes, attributes["channels"])
     shapes = []
     for number, (tensor, expected, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
         found = tensor.element_type if tensor else None
@@ -24,8 +24,8 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
             raise TypeError(f"input {number} has element type {found.name}; expected {expected.element_type.name}")
         if axis is None:
             operand_shape = tensor.shape if tensor else None
-            if block_size and operand_shape is not None:
-                operand_shape = blocked_shape(operand_shape, block_size, number) or operand_shape
+            if lanes and operand_shape is not None:
+                operand_shape = blocked_shape(operand_shape, lanes, number) or operand_shape
             shapes.append(operand_shape)
     if None in shapes:
         return [Tensor(FLOAT32, None)]
@@ -36,9 +36,9 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
         if len(known) > 1:
             raise ValueError(f"inputs have shapes {shapes}, which cannot be broadcast together")
         shape.append(known.pop() if known else None if lengths else 1)
-    if block_size and len(shape) == 5:
-        n, blocks, h, w, lanes = shape
-        shape = [n, None if blocks is None or lanes is None else blocks * lanes, h, w]
+    if lanes and len(shape) == 5:
+        n, blocks, h, w, inner = shape
+        shape = [n, None if blocks is None or inner is None else blocks * inner, h, w]
     return [Tensor(FLOAT32, shape)]
 
 
@@ -69,12 +69,12 @@ OPERATORS = (
                 "STRING",
             ),
             Attribute(
-                "block_size",
+                "lanes",
                 0,
-                "If it is not 0, tensors of four dimensions are in ONNX Runtime's layout for convolutions: (N, C, H, W) as "
-                "(N, C / block_size, H, W, block_size), or with one channel.",
+                "The channels of a block, if tensors of four dimensions are in ONNX Runtime's layout for convolutions: "
+                "(N, C, H, W) as (N, C / lanes, H, W, lanes), or with one channel. 0 in ONNX's layout.",
             ),
-            Attribute("channels", 0, "If it is not 0, y is 0 in the channels from this one on. Only with `block_size`."),
+            Attribute("channels", 0, "If it is not 0, y is 0 in the channels from this one on. Only with `lanes`."),
         ),
         call=run_region,
         infer=_infer,

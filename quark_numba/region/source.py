@@ -30,6 +30,18 @@ For example, that of the absolute value of a round trip of x0 + x1, where x1 has
 
 x0 is the array of input 0, or the input itself if it has one element; e0 is an element of x0. f0 is the function of step 0, and
 v0 its result for an element. Other names end with the number of an input or a step, too.
+
+The words, from the whole to its pieces:
+- A tile is the elements of y that are computed while they stay in the first-level cache. Without block formats these are up to
+  TILE consecutive ones. With them a tile has rows and columns: a column is a block of y, and a row has an element of each, see
+  ``tiles``.
+- A group is `group_size` neighbouring rows, which a loop does together for one column after the other.
+- A part is a loop over a tile; a conversion of a tile, which is a step that rounds any blocks; or a choice between parts;
+  see ``loops``.
+
+The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. `least` is what `prepare` makes of the
+largest magnitude of a block: the bits of the smallest anchor in it. An anchor is the number by which `convert` rounds the
+elements of a block or sub-block. `is_closed` tells whether clipping leaves rounded blocks rounded.
 """
 
 from __future__ import annotations
@@ -59,7 +71,7 @@ TILE = 1 << 10
 # - `buffers`, the address of memory for the program's buffers;
 # - `rows`, the number of rows of the tile, a multiple of `group_size`; `filled_rows` and `filled_columns`, how many rows and
 #   columns have elements of y;
-# - `is_unchanged`, whether blocks stay as they are;
+# - `is_unchanged`, whether blocks stay as they are, as y has one element;
 # - `has_failed`, which the program sets if it cannot allocate memory.
 TILE_WORK = words(
     *("inputs", "functions", "buffers", "rows", "filled_rows", "filled_columns", "is_unchanged", "has_failed"),

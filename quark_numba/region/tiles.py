@@ -21,11 +21,11 @@ from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
 from .source import TILE_WORK
 
-# A run of columns that are side by side in y too: the first column in the tile, the number of columns, and the index in y of
-# the first element, as if y were in ONNX's layout.
-RUN = words("column", "count", "index")
+# A span: columns of the tile that are side by side in y too. The first column in the tile, the number of columns, and the index
+# in y of the first element, as if y were in ONNX's layout.
+SPAN = words("column", "count", "index")
 
-_RUN_SIZE = RUN.itemsize
+_SPAN_SIZE = SPAN.itemsize
 
 _width = jit.function(tile_width)
 
@@ -47,19 +47,21 @@ def count_chunks(block: int, outer: int, length: int, inner: int) -> int:
 
 
 @jit.function
-def load(work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows: int, width: int, buffer: int) -> None:
-    """Write the part of the tile of input k for a run of columns into its buffer."""
-    work, n, index = record_at(work_address, WORK), run.count, run.index
+def load(work_address: int, k: int, itemsize: int, is_full: bool, span: Any, rows: int, width: int, buffer: int) -> None:
+    """Write the part of the tile of input k for a span into its buffer."""
+    work, n, index = record_at(work_address, WORK), span.count, span.index
     data = array_at(work.inputs, k + 1, np.int64)[k]
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     length = lengths[work.dimensions - 1]
     has_last = (masks[work.dimensions - 1] >> k) & 1 == 1
-    is_one_a_row = itemsize == 4 and length == work.inner and not has_last
-    is_one_row = has_last and index % length + n <= length
+    # Each row of the tile is one element of the input, repeated.
+    repeats_elements = itemsize == 4 and length == work.inner and not has_last
+    # All rows of the tile are the same elements of the input, which are side by side.
+    repeats_row = has_last and index % length + n <= length and work.inner % length == 0
     for d in range(work.dimensions - 1):
-        is_one_row &= (masks[d] >> k) & 1 == 0
-    target = buffer + run.column * itemsize
-    if is_full or (is_one_row and work.inner % length == 0):
+        repeats_row &= (masks[d] >> k) & 1 == 0
+    target = buffer + span.column * itemsize
+    if is_full or repeats_row:
         source, step = data + index * itemsize, work.inner * itemsize
         if not is_full:
             source, step = data + index % length * itemsize, np.int64(0)
@@ -67,7 +69,7 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows
             copy_bytes(source, target, n * itemsize)
             source += step
             target += width * itemsize
-    elif is_one_a_row:
+    elif repeats_elements:
         first = index // length
         for row in range(rows):
             offset = row_offset(first + row, k, work.dimensions, lengths, masks)
@@ -78,18 +80,18 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, run: Any, rows
             target += width * 4
     else:
         for row in range(rows):
-            source = spread(work_address, k, itemsize, index + row * work.inner, n, target, np.int64(0))
+            source, _ = spread(work_address, k, itemsize, index + row * work.inner, n, target, np.int64(0))
             if source != target:
                 copy_bytes(source, target, n * itemsize)
             target += width * itemsize
 
 
 @jit.expand
-def _store(work: Any, run: Any, rows: int, width: int, tile: int) -> None:
-    """Write a run of columns of the tile to y."""
-    source, target = tile + run.column * 4, work.y + run.index * 4
+def _store(work: Any, span: Any, rows: int, width: int, tile: int) -> None:
+    """Write a span of the tile to y."""
+    source, target = tile + span.column * 4, work.y + span.index * 4
     for _ in range(rows):
-        copy_bytes(source, target, run.count * 4)
+        copy_bytes(source, target, span.count * 4)
         source += width * 4
         target += work.inner * 4
 
@@ -110,17 +112,17 @@ def _columns_of(work: Any, number: int) -> Any:
 
 
 @jit.expand
-def _set_runs(work: Any, runs: Any, start: int, n: int, first_row: int, blocks: int) -> int:
-    """Write the runs of the n columns from `start` on, and return their number. `first_row` and `blocks` are from
+def _set_spans(work: Any, spans: Any, start: int, n: int, first_row: int, blocks: int) -> int:
+    """Write the spans of the n columns from `start` on, and return their number. `first_row` and `blocks` are from
     `_columns_of`."""
     count = column = 0
     while column < n:
         number, offset = divmod(start + column, work.inner)
         outer, block = divmod(number, blocks)
-        run = runs[count]
-        run.column, run.count = column, min(work.inner - offset, n - column)
-        run.index = (outer * work.length + first_row + block * work.block) * work.inner + offset
-        column += run.count
+        span = spans[count]
+        span.column, span.count = column, min(work.inner - offset, n - column)
+        span.index = (outer * work.length + first_row + block * work.block) * work.inner + offset
+        column += span.count
         count += 1
     return count
 
@@ -129,7 +131,7 @@ def chunk(work_address: int, number: int) -> None:
     """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered.
 
     A tile is stored row by row. The memory has a tile for y, one for each input of more than one element, the program's
-    buffers, the runs of a tile, and the scratch of `load_lanes`."""
+    buffers, the spans of a tile, and the scratch of `load_lanes`."""
     work = record_at(work_address, WORK)
     count, width = work.count, _width(work.block)
     rows, first_row, blocks, first, last = _columns_of(work, number)
@@ -140,36 +142,38 @@ def chunk(work_address: int, number: int) -> None:
     tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
-    tile_size = tile.rows * width * 8
-    runs_at = (work.streams + 1) * tile_size + work.buffers_size
-    scratch_at = runs_at + width * _RUN_SIZE
+    tile_size = tile.rows * width * 8  # 8 bytes for an element of any type
+    spans_at = (work.streams + 1) * tile_size + work.buffers_size
+    scratch_at = spans_at + width * _SPAN_SIZE
     memory = allocate(scratch_at + min(width, work.inner) * work.lanes * 8)
     if memory == 0:
         work.has_failed = 1
         return
-    runs, scratch = array_at(memory + runs_at, width, RUN), memory + scratch_at
+    spans, scratch = array_at(memory + spans_at, width, SPAN), memory + scratch_at
+    # Whether the elements of a column are side by side in y: in the blocked layout, or if blocks lie along the last axis.
+    has_lanes = work.lanes > 1
     tile.buffers = memory + (work.streams + 1) * tile_size
     for start in range(first, last, width):
         tile.filled_columns = min(width, last - start)
-        run_count = _set_runs(work, runs, start, tile.filled_columns, first_row, blocks)
+        span_count = _set_spans(work, spans, start, tile.filled_columns, first_row, blocks)
         buffer = memory + tile_size
         for k in range(count):
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
                 is_full = (full >> k) & 1 == 1
-                for i in range(run_count):
-                    if work.lanes > 1:
-                        load_lanes(work_address, k, itemsizes[k], is_full, runs[i], rows, width, buffer, scratch)
+                for i in range(span_count):
+                    if has_lanes:
+                        load_lanes(work_address, k, itemsizes[k], is_full, spans[i], rows, width, buffer, scratch)
                     else:
-                        load(work_address, k, itemsizes[k], is_full, runs[i], rows, width, buffer)
+                        load(work_address, k, itemsizes[k], is_full, spans[i], rows, width, buffer)
                 buffer += tile_size
-        call(work.run, (tile_address, memory, tile.rows * width))
-        for i in range(run_count):
-            if work.lanes > 1:
-                store_lanes(work_address, runs[i], rows, width, memory)
+        call(work.program, (tile_address, memory, tile.rows * width))
+        for i in range(span_count):
+            if has_lanes:
+                store_lanes(work_address, spans[i], rows, width, memory)
             else:
-                _store(work, runs[i], rows, width, memory)
+                _store(work, spans[i], rows, width, memory)
     if tile.has_failed:
         work.has_failed = 1
     release(memory)

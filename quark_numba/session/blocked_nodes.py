@@ -134,7 +134,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         raise NotRewrittenError("it has blocks along another axis than channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
         raise NotRewrittenError("it has scales along an axis")
-    stays_if("block_size" in attributes and attributes["block_size"].i, "it is in the blocked layout already")
+    stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
     if any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None):
         raise NotRewrittenError("it casts an input")
@@ -157,7 +157,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
             names[name] = name
     inputs = [names[name] if axis is None and not declared.is_scalar else name for name, declared, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
-    copy.attribute.append(helper.make_attribute("block_size", tensors.block))
+    copy.attribute.append(helper.make_attribute("lanes", tensors.block))
     if count % tensors.block:
         copy.attribute.append(helper.make_attribute("channels", count))
     y = node.output[0]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from ..element_types import FLOAT32
-from ..region.calls import BLOCK_SIZES
+from ..region.calls import LANES
 from ..rewriting.fusions import optimized_by_onnx_runtime
 
 # The domain of ONNX Runtime's operators on blocks.
@@ -34,7 +34,7 @@ def block_size() -> int:
     laid_out = optimized_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in laid_out.initializer}
     laid_out_weights = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
-    for size in BLOCK_SIZES:
+    for size in LANES:
         in_blocks = [filter_in_blocks(filter_, size, filter_.shape[1] > 1) for filter_ in filters]
         if len(laid_out_weights) == 2 and all(np.array_equal(*pair) for pair in zip(in_blocks, laid_out_weights, strict=True)):
             return size

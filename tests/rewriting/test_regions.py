@@ -569,7 +569,7 @@ def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     extreme = ordinary * random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), ordinary.shape)
     extreme[random.random(extreme.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
     gate = random.normal(0, 1, (n, channels, 1, 1)).astype(np.float32)
-    source = region_model(program, ["float32"] * 3, (None, None, ()), block_size=lanes, channels=channels)
+    source = region_model(program, ["float32"] * 3, (None, None, ()), lanes=lanes, channels=channels)
     session, evaluator = exact_session(source), ReferenceEvaluator(source, new_ops=reference_ops())
     for x in (ordinary, extreme):
         feeds = {"i0": in_lanes(x, lanes), "i1": in_lanes(gate, lanes), "i2": np.array(1, np.float32)}
@@ -612,22 +612,22 @@ ADD = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
     ],
 )
 def test_inference_in_the_blocked_layout(shapes, expected):
-    assert inferred(shapes, ["float32"] * 2, ADD, block_size=16) == expected
+    assert inferred(shapes, ["float32"] * 2, ADD, lanes=16) == expected
 
 
 @pytest.mark.parametrize(
     ("attributes", "shapes", "message"),
     [
-        ({"block_size": 12}, [[1, 12, 1, 1]] * 2, "block_size is 12; expected 0 or one of"),
+        ({"lanes": 12}, [[1, 12, 1, 1]] * 2, "lanes is 12; expected 0 or one of"),
         (
             {"channels": 3},
             [[1, 3, 1, 1]] * 2,
-            "channels is 3 with block_size 0; expected 0, or a number of channels with blocks",
+            "channels is 3 with lanes 0; expected 0, or a number of channels with lanes",
         ),
-        ({"block_size": 8, "channels": -1}, [[1, 8, 1, 1]] * 2, "channels is -1 with block_size 8"),
-        ({"block_size": 8}, [[1, 8, 2, 2], [1, 12, 2, 2]], "input 1 has shape .* expected one channel, or .* 8"),
-        ({"block_size": 8, "channels": 17}, [[1, 16, 2, 2]] * 2, "channel 17"),
-        ({"block_size": 8, "channels": 8}, [[1, 16, 2, 2]] * 2, "channel 8"),
+        ({"lanes": 8, "channels": -1}, [[1, 8, 1, 1]] * 2, "channels is -1 with lanes 8"),
+        ({"lanes": 8}, [[1, 8, 2, 2], [1, 12, 2, 2]], "input 1 has shape .* expected one channel, or .* 8"),
+        ({"lanes": 8, "channels": 17}, [[1, 16, 2, 2]] * 2, "channel 17"),
+        ({"lanes": 8, "channels": 8}, [[1, 16, 2, 2]] * 2, "channel 8"),
     ],
 )
 @pytest.mark.parametrize("where", ["array", pytest.param("session", marks=pytest.mark.compiled)])
@@ -664,9 +664,9 @@ def test_the_blocked_layout(channels, other, count):
     if channels:
         expected[:, 1, :, :, channels - 16 :] = 0
     expected = expected.reshape(shape)
-    y = run(session(blocked_add([x, z], block_size=16, channels=channels)), i0=x, i1=z)
+    y = run(session(blocked_add([x, z], lanes=16, channels=channels)), i0=x, i1=z)
     np.testing.assert_array_equal(y, expected)
-    np.testing.assert_array_equal(run_region(x, z, program=ADD, block_size=16, channels=channels), expected)
+    np.testing.assert_array_equal(run_region(x, z, program=ADD, lanes=16, channels=channels), expected)
 
 
 def test_inference():
@@ -686,30 +686,37 @@ WRONG = [
     ("nothing", "program is not in ONNX's textual syntax"),
     (PROGRAM.replace("LeakyRelu <alpha: float = 0.009999999776482582>", "Softmax"), r"program step y = Softmax is unknown"),
     (PROGRAM.replace("(v0)", "(v0, x0)"), r"program step y = LeakyRelu has operands \(v0, x0\); expected 1..1"),
-    (PROGRAM.replace("(v0)", "(y)"), r"program step y = LeakyRelu has the operand y, which nothing before it gives"),
+    (PROGRAM.replace("(v0)", "(y)"), r"program step y = LeakyRelu has the operand y, which is no input or earlier result"),
     (PROGRAM.replace("(v0)", "(x0)"), "program does not use v0"),
     (PROGRAM.replace("alpha", "beta"), r"program step y = LeakyRelu has an attribute beta = .*; expected alpha"),
-    (PROGRAM.replace("int8[1] x2", "int64[1] x2"), "input x2 that is there twice, or of no known element type"),
-    (PROGRAM.replace("float x0", "int8 x0"), "has the operand x0 of element type int8"),
-    (PROGRAM.replace("float[1] x1", "float[2] x1"), r"input x1 of shape \[2\]; expected \[1\], or none"),
-    (PROGRAM.replace("float[1] x1", "float x1"), "has several scales, and no axis below 0"),
-    (PROGRAM.replace("=> (float y)", "=> (float v0)"), "program has other outputs than what its last step gives"),
+    (PROGRAM.replace("int8[1] x2", "int64[1] x2"), "program input x2 has an unknown element type, number 7"),
+    (PROGRAM.replace("int8[1] x2", "int8[1] x1"), "program declares input x1 twice"),
+    (PROGRAM.replace("float x0", "int8 x0"), "has the operand x0 of element type int8; expected float32"),
+    (PROGRAM.replace("float[1] x1", "float[2] x1"), r"program input x1 has shape \[2\]; expected \[1\], or none"),
+    (PROGRAM.replace("float[1] x1", "float x1"), "has several scales and axis 0; expected an axis below 0"),
+    (PROGRAM.replace("=> (float y)", "=> (float v0)"), r"program has outputs \(v0\); expected y, the result of its last step"),
     (BLOCK_PROGRAM.replace("-2", "1"), "has axis 1 and block_size 32; expected an axis below 0"),
     (BLOCK_PROGRAM.replace("32", "200"), "has axis -2 and block_size 200; expected an axis below 0, .* and at most 128"),
     (BLOCK_PROGRAM.replace("32", "0"), "block_size is 0; expected a positive integer"),
     (BLOCK_PROGRAM.replace("e4m3", "e4m4"), "element_dtype is 'fp8_e4m4'; expected .*; did you mean"),
     (BLOCK_PROGRAM.replace("element_dtype: string", "element_dtyp: string"), "has an attribute element_dtyp = b'fp8_e4m3'"),
     (BLOCK_PROGRAM.replace("com.amd.quark", "quark_numba"), "y = quark_numba::MXQuantizeDequantize is unknown"),
-    (BLOCK_PROGRAM.replace("(v0)", "(x1)").replace("float x1", "float[1] x1"), "has the operand x1, of one element"),
+    (
+        BLOCK_PROGRAM.replace("(v0)", "(x1)").replace("float x1", "float[1] x1"),
+        "has the operand x1 of one element; expected one without a shape",
+    ),
     (
         BLOCK_PROGRAM.replace(", float x1", "").replace("Add (x0, x1)", "com.amd.quark.BFPQuantizeDequantize <axis = -2> (x0)"),
         "program has blocks of several kinds",
     ),
-    ("region (float x0) => (float y) { y = Cast <to: int = 1> (x0) }", "operand x0 of element type float32"),
-    ("region (float16 x0) => (float y) { y = Cast <to: int = 10> (x0) }", "Cast is no cast of an input to 1, float32"),
-    ("region (float x0) => (float y) { v = Neg (x0) y = Cast (v) }", "Cast is no cast of an input to 1, float32"),
-    ("region (float16 x0) => (float y) { y = Neg (x0) }", "operand x0 of element type float16"),
-    (PROGRAM.replace("(v0)\n}", "(v0)\n  y = Relu (y)\n}"), "program gives y twice"),
+    (
+        "region (float x0) => (float y) { y = Cast <to: int = 1> (x0) }",
+        "operand x0 of element type float32; expected float16, bfloat16",
+    ),
+    ("region (float16 x0) => (float y) { y = Cast <to: int = 10> (x0) }", "Cast is no Cast of an input to 1, float32"),
+    ("region (float x0) => (float y) { v = Neg (x0) y = Cast (v) }", "Cast is no Cast of an input to 1, float32"),
+    ("region (float16 x0) => (float y) { y = Neg (x0) }", "operand x0 of element type float16; expected float32"),
+    (PROGRAM.replace("(v0)\n}", "(v0)\n  y = Relu (y)\n}"), "program computes y twice"),
 ]
 
 

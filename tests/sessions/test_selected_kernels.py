@@ -71,10 +71,10 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
             (),
             {},
             {"name": parse(PROGRAM).name},
-            {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "block_steps": 0},
+            {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "group_size": 0},
         ),
         ("Region", (), {}, {}, {"block": 0, "lanes": 0}),
-        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "block_steps": 1, "block": 32, "group_size": 2, "axis": -2}),
+        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "block": 32, "group_size": 2, "axis": -2}),
     ],
 )
 def test_attributes(name, types, attributes, of_key, numbers):
@@ -94,8 +94,8 @@ def test_attributes(name, types, attributes, of_key, numbers):
         ("ExtendedLSTM", {"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to 268435455"),
         ("VitisLSTM", {"w_scale": -1.0}, r"w_scale is -1\.0; expected a finite, positive float32"),
         ("Region", {"program": "no program"}, "program is not in ONNX's textual syntax"),
-        ("Region", {"block_size": 3}, r"block_size is 3; expected 0 or one of \(2, 4"),
-        ("Region", {"channels": 5}, "channels is 5 with block_size 0; expected 0, or"),
+        ("Region", {"lanes": 3}, r"lanes is 3; expected 0 or one of \(2, 4"),
+        ("Region", {"channels": 5}, "channels is 5 with lanes 0; expected 0, or"),
     ],
 )
 def test_wrong_attributes(name, attributes, message):

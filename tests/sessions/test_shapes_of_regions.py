@@ -28,8 +28,8 @@ def y_of(operands, lanes=0):
 
 def layout_of(shape, axis, block, is_blocked, channels):
     """Return (fault, the record of how y lies in memory)."""
-    work = SimpleNamespace(block=block)
-    return granularity.set_layout(work, np.array(shape, np.int64), int(np.prod(shape)), axis, is_blocked, channels), work
+    work = SimpleNamespace()
+    return granularity.set_layout(work, np.array(shape, np.int64), int(np.prod(shape)), block, axis, is_blocked, channels), work
 
 
 def arrays(count=3):

@@ -29,8 +29,8 @@ _set_work = jit.function(gpu_loops.set_work, set_steps=jit.function(gpu_loops.se
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
-    if attributes["block_size"]:
-        raise ValueError(f"block_size is {attributes['block_size']}; expected 0, as there is no blocked layout on a GPU")
+    if attributes["lanes"]:
+        raise ValueError(f"lanes is {attributes['lanes']}; expected 0, as there is no blocked layout on a GPU")
     return region.select(operator, overload, attributes)
 
 

@@ -27,7 +27,7 @@ from . import context
 from .context import MAX_RANK
 
 STATE = context.state_dtype(
-    "run",  # the C function of the program
+    "program",  # the C function of the program
     "count",  # the number of inputs
     "streams",  # the number of inputs with more than one element
     # For each input: its axis, as in granularity.Operands; whether it has one element; the C function that converts it to the
@@ -37,7 +37,6 @@ STATE = context.state_dtype(
     "block",  # elements in a block
     "group_size",  # the rows of a tile are a multiple of it
     "axis",  # the axis that is cut into blocks
-    "block_steps",  # the number of these steps
     "buffers_size",  # bytes of the program's buffers, if it has such steps
     ("functions", np.int64, 2 * MAX_STEPS),  # for each of these steps: `prepare`, and the task that converts any blocks
     "lanes",  # channels in a block of the blocked layout; 0 if tensors are in ONNX's layout
@@ -67,7 +66,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """Return the program, and the numbers of its inputs, blocks and layout. Raise ValueError if an attribute has an invalid
     value."""
     program = parse(attributes["program"])
-    check_layout(program, attributes["block_size"], attributes["channels"])
+    check_layout(program, attributes["lanes"], attributes["channels"])
     inputs, steps, blocks = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
@@ -81,9 +80,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "block": blocks[0].block if blocks else 0,
         "group_size": group_size(program) if blocks else 0,
         "axis": steps[0].axis if steps else 0,
-        "block_steps": len(steps),
         "buffers_size": Writer(program).buffers_size,
-        "lanes": attributes["block_size"],
+        "lanes": attributes["lanes"],
         "channels": attributes["channels"],
     }
     return context.Selection(program, numbers)
@@ -93,8 +91,8 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     """Return the C functions of the state."""
     formats = [step.block_format for step in key.block_steps]
     return {
-        "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is in `run`
-        "run": TABLE[key].task,
+        "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is `program`
+        "program": TABLE[key].task,
         "functions": tuple(
             function
             for block_key, blocks in formats
@@ -170,36 +168,34 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Return an OrtStatus."""
     state = record_at(state_address, STATE)
     exceeds_max_rank, fault, faulty_input, values, operands, y_shape = begin(state, context_address)
-    size = context.size_of(y_shape)
+    count, size = state.count, context.size_of(y_shape)
     work_address, work = context.new_record(WORK)
-    work.block = state.block
     if fault == NO_FAULT:
-        fault = _set_layout(work, y_shape, size, state.axis, state.lanes != 0, state.channels)
-    if exceeds_max_rank or fault != NO_FAULT:
-        shapes = shape_at_fault(fault, faulty_input, operands, y_shape)
-        return context.fault_status(state, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels)
+        fault = _set_layout(work, y_shape, size, state.block, state.axis, state.lanes != 0, state.channels)
+    shapes = shape_at_fault(fault, faulty_input, operands, y_shape)
     output_shape = y_shape
     if state.lanes and y_shape.size == 5:
         output_shape = array_at(stack(4), 4, np.int64)
         _join_channels(y_shape, output_shape)
-    status, y = context.output_of(state, context_address, 0, output_shape)
+    status, _, y = context.begin_output(
+        state, context_address, output_shape, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels
+    )
     if status or size == 0:
         return status
 
-    count = state.count
-    work.run, work.count, work.streams, work.y = state.run, count, state.streams, context.data_of(state, y)
-    work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
-    work.itemsizes = address_of(state.itemsizes, 0)
+    work.program, work.y, work.count, work.streams = state.program, context.data_of(state, y), count, state.streams
+    work.inputs, work.itemsizes = stack(count), address_of(state.itemsizes, 0)
+    work.lengths, work.masks = stack(MAX_RANK), stack(MAX_RANK)
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
     work.dimensions = merge_dimensions(operands, 0, y_shape, lengths, masks)
-    work.group_size, work.block_steps, work.has_failed = state.group_size, state.block_steps, 0
-    work.functions, work.buffers_size = address_of(state.functions, 0), state.buffers_size
-    chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner) if state.block else -(-size // CHUNK)
+    work.group_size, work.functions, work.buffers_size = state.group_size, address_of(state.functions, 0), state.buffers_size
+    work.has_failed = 0
     addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
     if convert_inputs(state, values, operands, addresses, owned, stack(count)):
+        chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner) if work.block else -(-size // CHUNK)
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
     else:
-        status = context.no_memory(state)
+        work.has_failed = 1
     for k in range(count):
         release(owned[k])
     if status == 0 and work.has_failed:
