@@ -15,7 +15,7 @@ from ..checks import Qdq
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, reraise_of_signal_handler
-from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels
+from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry, kept_kernels
 from ..ort.providers import CPU
 from . import fast_start
 from .artifact import Artifact
@@ -64,8 +64,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
     keep_initializers_as_inputs : bool
-        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. Without,
-        they are constants, which is faster if all weights are among them.
+        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. If
+        False, they are constants, which is faster if all weights are among them.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
@@ -228,7 +228,7 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
     """Whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
-    if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
+    if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
     if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: a refused model gives others
         return False
@@ -265,8 +265,8 @@ def _create_as_written(options: onnxruntime.SessionOptions, create: Callable[[],
 def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    with changing if entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
-        folder = entry(options, TENSORS_FOLDER)
+    with changing if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
+        folder = config_entry(options, TENSORS_FOLDER)
         try:
             if folder:
                 options.add_session_config_entry(TENSORS_FOLDER, os.path.dirname(path))

@@ -9,13 +9,13 @@ import onnxruntime
 
 from ..models import model_files
 from ..models.protos import subgraphs
-from ..ort import DISABLE_QUANT_QDQ, entry
+from ..ort import DISABLE_QUANT_QDQ, config_entry
 from ..rewriting.optimize import begins_rewriting
 from .options import NOTHING_REPLACED
 from .request import SessionRequest
 
 
-class Plan(NamedTuple):
+class PreparationPlan(NamedTuple):
     """How to prepare a model. `passes` are the arguments of the passes that rewrite it (``optimized``), or None if there is
     nothing to rewrite. `uses_blocks` says whether its regions are to be in the blocked layout, `compiles_ahead` whether other
     processes compile its kernels while it is rewritten, and `in_one_file` whether its tensors have to be in the same file."""
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     in_one_file: bool
 
 
-def make_plan(request: SessionRequest, source: model_files.Source) -> Plan:
+def make_plan(request: SessionRequest, source: model_files.Source) -> PreparationPlan:
     """Return what a model needs for the sessions of a request."""
     replaced, is_native, written = request.replaced or NOTHING_REPLACED, request.is_native, request.written_operators
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
@@ -39,12 +39,12 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Plan:
         "regions": is_native,
         "keep_initializers_as_inputs": request.keep_initializers_as_inputs,
         "replaced": replaced.names,
-        # Who turns off ONNX Runtime's integer operators does not want others.
-        "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
+        # A user who turns off ONNX Runtime's integer operators does not want ours either.
+        "integers": "nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         "has_other_providers": has_other_providers,
     }
     needs_passes = not is_custom or has_other_providers or source.is_large or not is_optimized(source.proto)
-    return Plan(
+    return PreparationPlan(
         passes if needs_passes else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
         compiles_ahead=is_native and is_custom,

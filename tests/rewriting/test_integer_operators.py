@@ -12,7 +12,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.element_types import find
 from quark_numba.models.model_files import Source
-from quark_numba.ort import DISABLE_QUANT_QDQ, entry
+from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
 from quark_numba.rewriting import integer_operators
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
 from quark_numba.rewriting.optimize import optimized
@@ -467,4 +467,4 @@ def test_sessions_without_integer_operators(level, disabled):
 def test_the_options_stay():
     options = onnxruntime.SessionOptions()
     quark_numba.InferenceSession(layers(["MatMul"]), options)
-    assert entry(options, DISABLE_QUANT_QDQ) is None
+    assert config_entry(options, DISABLE_QUANT_QDQ) is None
