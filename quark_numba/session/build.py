@@ -51,7 +51,7 @@ _FOLDER_FOR_PATHS = (1, 28)
 
 
 def create_artifact(request: SessionRequest) -> Artifact:
-    """Return what ONNX Runtime makes a session of, for these arguments, and warn of what makes the session slow. Raise
+    """Return the model to give to ONNX Runtime for this request. Log a warning if something in it makes the session slow. Raise
     ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
     state = None
     if request.path is not None:
@@ -174,21 +174,18 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
         if in_blocks.model:
             proto = in_blocks.model
             path = path and _exchange(path, proto)
-        made: bytes | str
-        if plan.in_one_file:
-            made = model_files.in_one_file(proto)
-        else:
-            made = path or files.enter_context(model_files.session_source(proto, folder))
+        whole = model_files.in_one_file(proto) if plan.in_one_file else None
+        made = whole or path or files.enter_context(model_files.session_source(proto, folder))
         # What was built without ONNX Runtime's answers is slower, and must not be kept.
         why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), "")
         return Artifact(made, files.pop_all(), in_blocks.in_layout, left, why_not_kept)
 
 
 def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
-    """Return the model after the passes of the plan, the nodes that stay, by operator and reason, and whether it changed."""
-    if plan.passes is None:
+    """Return the model as the plan rewrites it, the nodes that stay, by operator and reason, and whether it changed."""
+    if plan.rewrite is None:
         return source.whole(), Counter(), False
-    result = optimize.optimized(source, **plan.passes)
+    result = plan.rewrite(source)
     return result.rewritten, result.left, bool(result.done)
 
 
