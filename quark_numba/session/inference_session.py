@@ -185,7 +185,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                 reraise_of_signal_handler(error)
                 if not artifact.is_gone:
                     raise
-        _log.warning("%s: a model cannot be kept: it was removed while a session was created", artifact.path)
+        _log.warning("%s: could not cache the optimized model: it was removed while a session was created", artifact.path)
         request = request._replace(cache=False)
         return self._start(request, _create_artifact(request), create, provider_options)
 

@@ -80,9 +80,9 @@ class ModelCache(NamedTuple):
         build and keep it.
 
         `build` takes the folder for its temporary folders, None for the default. A path that it returns is in a new folder
-        there, which `_keep` turns into the entry. If a model cannot be kept, it is the one that another process has kept
-        meanwhile that is returned. If there is none, a warning names the folder and the reason, and the model is returned as it
-        was built. If building failed with an error of the folder, `build` is called again, for the default folder."""
+        there, which `_keep` turns into the entry. If a model cannot be kept, the one that another process kept meanwhile is
+        returned. If there is none, a warning names the folder and the reason, and the model is returned as it was built. If it
+        was not built, because of an error of the folder, `build` is called again, for the default folder."""
         entry = self._entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
@@ -102,7 +102,7 @@ class ModelCache(NamedTuple):
             return kept
         if entry.exists() and not _is_own(entry):
             reason = f"{entry.name} is in the way, and has no file that says that this package made it"
-        _log.warning("%s: a model cannot be kept: %s", self.folder, reason)
+        _log.warning("%s: could not cache the optimized model: %s", self.folder, reason)
         return artifact or build(None)
 
     def open_or_discard(self, entry: Path) -> Artifact | None:
