@@ -48,7 +48,7 @@ def rewrite(graph: Graph) -> None:
                 match = rule.match(graph, node)
                 matches[match.target.quantize] = match
             except NotRewrittenError as error:  # not counted as left: most operators of a float model have nothing to rewrite
-                _log.debug("%s %s does not become an integer operator: %s", node.op_type, node.name, error)
+                _log.debug("%s %r does not become an integer operator: %s", node.op_type, node.name, error)
     chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}
     if chosen:
         _Writing(graph, [match for match in matches.values() if match.node in chosen]).run()
