@@ -16,7 +16,7 @@ Function                    Tensors of the probe                             Wha
 `_find_from_memory`         those that were added, and the others in files,  No error: the files of all these are in memory.
                             empty, in their own files
 `_find_replaced`            those that were added, and empty ones for all    An output that is not empty: ``add_initializer``
-                            constants that are in no file                    replaces it.
+                            constants that the others did not find           replaces it.
 ==========================  ===============================================  ==================================================
 """
 
