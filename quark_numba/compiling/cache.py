@@ -202,20 +202,30 @@ class _File:
         return self.find(signature, target_context, read)
 
     def find(self, signature: Any, target_context: Any, read: Callable[[bytes], Any]) -> Any:
-        """Return what `read` makes of the file's content, or None if the file is missing or damaged. If another process is
-        compiling the function, this one waits for its file."""
+        """Read the file; if it is missing or damaged, get ready to compile. Return what `read` makes of the content, or None if
+        the function has to be compiled."""
+        found = None
         if self.cache_path is not None:
             path = self._path(signature, target_context.codegen())
-            found = self._loaded(path, read)
+            found = self._read(path, read)
             if found is None and not self._why_not and not _unwritten:
-                has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
-                found = self._loaded(path, read)  # which another process may have written meanwhile
-                # A process that waits for another one to compile needs no helpers.
-                for each in [] if found or has_waited else [*before_compiling]:
-                    each()
-            if found is not None:
-                self.path = path
-                return found
+                found = self._lock_and_reread(path, read)
+        if found is None:
+            self._announce_compiling()
+        return found
+
+    def _lock_and_reread(self, path: Path, read: Callable[[bytes], Any]) -> Any:
+        """Take the lock of the function, which `locks` hold until it is compiled, and read its file again: another process,
+        which held the lock, may have written it. If there is none, call what is to be called before a function is compiled."""
+        has_waited = self.locks.enter_context(locked(path.parent, path.name))
+        found = self._read(path, read)
+        # A process that waits for another one to compile needs no helpers.
+        for each in [] if found or has_waited else [*before_compiling]:
+            each()
+        return found
+
+    def _announce_compiling(self) -> None:
+        """Log that the function is compiled, with a warning if a session waits for it or if its file cannot be written."""
         if self._why_not:
             warn(str(place().folder or ""), self._why_not)
         kept_in = (not self._why_not and self.cache_path) or "memory alone"
@@ -223,14 +233,13 @@ class _File:
             _waiting.clear()
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
-        return None
 
-    @staticmethod
-    def _loaded(path: Path, read: Callable[[bytes], Any]) -> Any:
+    def _read(self, path: Path, read: Callable[[bytes], Any]) -> Any:
+        """Return what `read` makes of a file's content, or None if the file is missing or damaged."""
         with suppress(Exception):  # a damaged file may raise anything
-            content = _verified(own_content(path.parent, path.name))
-            if content:
-                return read(content)
+            if content := _verified(own_content(path.parent, path.name)):
+                found, self.path = read(content), path
+                return found
         return None
 
     @property

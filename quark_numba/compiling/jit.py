@@ -39,7 +39,7 @@ from .cache import compile_cached, digest
 
 JIT_ENABLED = not numba.config.DISABLE_JIT
 
-# error_model: Python's checks for division by zero prevent vectorisation, and the operators need IEEE's results anyway.
+# error_model: Python's checks for division by zero prevent vectorization, and the operators need IEEE's results anyway.
 # No fastmath: NaN, Inf and the sign of zero are part of the results.
 _FLAGS = {"error_model": "numpy", "nogil": True}
 

@@ -59,14 +59,14 @@ _library = ctypes.PyDLL("ucrtbase" if os.name == "nt" else None)
 _get_mode, _set_mode, _set_rounding = (getattr(_library, name, lambda _: 0) for name in ("fegetenv", "fesetenv", "fesetround"))
 
 
-def created(create: Callable[[], T]) -> T:
-    """Return the result of `create`, which is called under the lock. If this is the main thread, another thread calls it.
+def run_in_creation(action: Callable[[], T]) -> T:
+    """Return the result of `action`, which is called under the lock. If this is the main thread, another thread calls it.
 
     Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as the one for Ctrl-C
     does. In the middle of a compilation, this would leave Numba in an inconsistent state. So the main thread only waits. If a
     handler raises, the waiting ends, but the other thread finishes, and the next call finds the result.
 
-    Whatever the caller's floating-point rounding is, `create` runs with rounding to nearest. Compiled code, which later
+    Whatever the caller's floating-point rounding is, `action` runs with rounding to nearest. Compiled code, which later
     processes load, has constants that Python computes.
 
     ``threading.Thread`` cannot be used: it is started by Python code, which a handler's exception would break in the same way.
@@ -78,7 +78,7 @@ def created(create: Callable[[], T]) -> T:
         try:
             _set_rounding(_TO_NEAREST)
             with _lock:
-                results.append(create())
+                results.append(action())
         except BaseException as error:
             errors.append(error)
         finally:
@@ -113,18 +113,18 @@ def _compiles_already() -> bool:
 
 
 class created_once(functools.cached_property[T]):  # noqa: N801
-    """A property whose value is made by `created` on first access, and then kept in the instance."""
+    """A property whose value is made by `run_in_creation` on first access, and then kept in the instance."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         get = super().__get__
-        return created(lambda: get(instance, owner))
+        return run_in_creation(lambda: get(instance, owner))
 
 
 def created_cache(create: Callable[..., T]) -> Callable[..., T]:
-    """Return a function with a cache, as `functools.cache` does, whose results `created` makes. Threads that need a result at
-    the same time get the same one."""
+    """Return a function with a cache, as `functools.cache` does, whose results `run_in_creation` makes. Threads that need a
+    result at the same time get the same one."""
     made = functools.cache(create)
-    return functools.cache(lambda *arguments: created(lambda: made(*arguments)))
+    return functools.cache(lambda *arguments: run_in_creation(lambda: made(*arguments)))
 
 
 @atexit.register

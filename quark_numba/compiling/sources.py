@@ -19,7 +19,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 _IMPORT = re.compile(r"^ *from (\.*)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
-# These modules run the compilation, and should not change its result.
+# Left out of digests: these modules run the compilation, and do not change its result.
 _APART = {f"{__package__}.cache", f"{__package__}.lock"}
 
 

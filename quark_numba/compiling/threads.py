@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .lock import allocate_lock, created
+from .lock import allocate_lock, run_in_creation
 
 T = TypeVar("T")
 
@@ -66,10 +66,10 @@ def start_pool() -> None:
     other than the one that started it. Compiling or loading a parallel function starts Numba's threads, too.
     """
     if not _has_pool():
-        start_tbb = created(_tbb_starter)
+        start_tbb = run_in_creation(_tbb_starter)
         if start_tbb:
             start_tbb(sys.modules["numba"].config.NUMBA_NUM_THREADS)
-        created(_start_pool)
+        run_in_creation(_start_pool)
 
 
 def _tbb_starter() -> Callable[[int], None] | None:

@@ -11,7 +11,7 @@ import onnx
 from onnx import defs, helper, shape_inference
 
 from ..catalog import OPERATORS
-from ..compiling.lock import created
+from ..compiling.lock import run_in_creation
 from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
 from ..element_types import ElementType, names
 from ..element_types.operands import find_any
@@ -39,7 +39,7 @@ def register_schemas() -> None:
     Any number of calls from any number of threads have the effect of one call. Schemas of these names that are registered
     already stay as they are.
     """
-    created(_register)
+    run_in_creation(_register)
 
 
 def _register() -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from ..checks import QDQ, Qdq, check_choices, refuse
 from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .native import ALL_DOMAINS, FLOAT_QDQ, REGISTERED, REGISTRY, entry, get_library_path, release_of
+from .native import ALL_DOMAINS, FLOAT_QDQ, REGISTERED, REGISTRY, config_entry, get_library_path, release_of
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["FLOAT_QDQ", "Backend", "entry", "get_library_path", "register"]
+__all__ = ["FLOAT_QDQ", "Backend", "config_entry", "get_library_path", "register"]
 
 # ONNX Runtime's entries that keep its optimizers from moving, fusing and dropping quantization nodes. The first does not reach
 # the optimizers that the second names.
@@ -71,11 +71,11 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
     if not (backend is None or (isinstance(backend, str) and backend in ("native", "extensions"))):
         refuse("backend", backend, '"native", "extensions" or None', ValueError)
     check_choices(QDQ, qdq=qdq)
-    registered: Backend | None = entry(session_options, REGISTERED)
+    registered: Backend | None = config_entry(session_options, REGISTERED)
     if registered:
         if backend not in (registered, None):
             raise ValueError(f"backend is {backend!r}, but session_options are registered with {registered!r} already")
-        is_float = bool(entry(session_options, FLOAT_QDQ))
+        is_float = bool(config_entry(session_options, FLOAT_QDQ))
         if is_float and qdq == "onnxruntime":
             raise ValueError("qdq is 'onnxruntime', but session_options are registered with 'float' already")
         if is_float or qdq != "float":
@@ -102,7 +102,7 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
 def _set(session_options: onnxruntime.SessionOptions, entries: Mapping[str, str]) -> None:
     """Set the configuration entries that the options lack: ONNX Runtime warns of an entry that is set twice."""
     for name, value in entries.items():
-        if entry(session_options, name) is None:
+        if config_entry(session_options, name) is None:
             session_options.add_session_config_entry(name, value)
 
 

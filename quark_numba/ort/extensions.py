@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..compiling.jit import JIT_ENABLED
-from ..compiling.lock import created
+from ..compiling.lock import run_in_creation
 from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
@@ -60,7 +60,7 @@ def get_library_path() -> str:
     with missing_packages_are_named():
         import onnxruntime_extensions
 
-    created(_declare)
+    run_in_creation(_declare)
     return str(onnxruntime_extensions.get_library_path())
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..declaration import Operator, Overload
 
 
-class Kernel(NamedTuple):
+class KeptKernel(NamedTuple):
     """The address of a state, and the addresses of the functions of its nodes, 0 for one that the family does not have."""
 
     state: int
@@ -132,7 +132,7 @@ def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any,
     return json.dumps([description.domain, description.name, description.number, attributes, inputs, outputs])
 
 
-def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
+def find(key: str, api: int, has_shape_reference: bool) -> KeptKernel | None:
     """Return the kept kernel of a node, or None if no kernel is kept for it."""
     state = _kept.states.get(key)
     if state is None:
@@ -145,7 +145,7 @@ def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
         messages = texts_at(tuple(text.encode() for text in _kept.messages[state["operator"]]))
         words[:3] = api, has_shape_reference, messages  # the first fields of `nodes.context.STATE`
         state["address"] = ctypes.addressof(keep_alive((ctypes.c_int64 * len(words))(*words)))
-    return Kernel(state["address"], *(_kept.addresses[symbol] if symbol else 0 for symbol in state["node"]))
+    return KeptKernel(state["address"], *(_kept.addresses[symbol] if symbol else 0 for symbol in state["node"]))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from ctypes import c_int, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from ..compiling.lock import created, created_once
+from ..compiling.lock import created_once, run_in_creation
 from ..errors import NotAvailableError
 from . import c_api, cuda, kept_kernels, python_record
 from .c_api import Description, OrtApi
@@ -34,7 +34,8 @@ FLOAT_QDQ = "quark_numba.float_qdq"
 # Asks for all other domains, where the library is limited to some.
 ALL_DOMAINS = "quark_numba.all_domains"
 
-# The sessions never run. Their nodes get no kernels; `Registry.listing_needs` notes what these would need.
+# Marks the options of sessions that are created only to list what their nodes need, and that never run. No kernels are created
+# for their nodes; `Registry.listing_needs` collects the needs instead.
 LISTS_NEEDS = "quark_numba.lists_needs"
 
 # Followed by the name of a domain: the options have that domain. ONNX Runtime would refuse a domain that is added twice, with a
@@ -69,7 +70,7 @@ def get_library_path() -> str:
     return path
 
 
-def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
+def config_entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
     """Return the value of a configuration entry of the options, or None if they lack it."""
     try:
         return session_options.get_session_config_entry(name)
@@ -110,7 +111,7 @@ def _descriptions(release: tuple[int, ...]) -> list[Description]:
 def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
     """Run `action` under the creation lock and set `is_done`. Return an OrtStatus if it raises: no exception may reach C."""
     try:
-        created(action)
+        run_in_creation(action)
     except BaseException as error:
         return c_api.create_status(api, c_api.ORT_FAIL, f"quark_numba: {type(error).__name__}: {error}{where()}")
     is_done[0] = 1
@@ -248,7 +249,7 @@ class Registry:
             return
         from .loading import providers_of_sessions
 
-        if others := better_in_standard(providers_of_sessions(lambda options: bool(entry(options, REGISTERED)))):
+        if others := better_in_standard(providers_of_sessions(lambda options: bool(config_entry(options, REGISTERED)))):
             self._may_copy = False
             _log.warning(_COPIES, ", ".join(dict.fromkeys(others)))
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
-from ..declaration.reasons import Invalid, NotRewrittenError
+from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import FLOAT32, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
@@ -42,7 +42,7 @@ def rewrite(graph: Graph) -> None:
     for node in graph.nodes():
         if _has_initializers_alone(graph, node) and any(value and graph.is_default(value) for value in node.node.inputs):
             graph.leave(node.node, INPUT)
-    graph.each(lambda node, meaning: _compute(graph, node, meaning, known))
+    graph.each(lambda node, meaning: _fold(graph, node, meaning, known))
 
 
 def _has_initializers_alone(graph: Graph, node: Node) -> bool:
@@ -53,42 +53,50 @@ def _has_initializers_alone(graph: Graph, node: Node) -> bool:
 def fold_scales(graph: Graph) -> None:
     """Fold the nodes that compute nothing but scales of other nodes."""
     known: Known = {}
-    graph.each(lambda node, meaning: _compute(graph, node, meaning, known) if _is_scale(graph, node) else None)
+    graph.each(lambda node, meaning: _fold(graph, node, meaning, known) if _is_scale(graph, node) else None)
 
 
-def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
+def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
+    """Fold a node if its inputs are constants. Nodes are visited in the order of the model, so those before it have been: a
+    quantize node stays, with outputs that are remembered, until the last of its dequantize nodes is folded and takes it along.
+    Raise NotRewrittenError if the node stays for good."""
     before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
-    if before is not None:
-        graph.make_constant(node, (before,), CONSTANT)
-        return
     inputs = graph.constants(node)
-    if inputs is None:
+    if before is not None:  # its quantize node computed it
+        graph.make_constant(node, (before,), CONSTANT)
+    elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise NotRewrittenError("it is one step already, and its inputs are not all constants")
-        return
-    if isinstance(meaning, Quantize):
-        if not graph.keep_quantized_weights:
-            with suppress(NotRewrittenError):
-                _there_and_back(graph, node, meaning, known)
-                return
-        _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
-        return  # the dequantize nodes are folded, too, and this node is removed with them
-    outputs = _outputs(graph, node, inputs, meaning, known)
-    _remember(graph, node, outputs)
-    if graph.keep_quantized_weights and isinstance(meaning, BlockRoundTrip):
+    elif isinstance(meaning, Quantize):
+        try:
+            _there_and_back(graph, node, meaning, known)
+        except NotRewrittenError:
+            _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
+    else:
+        outputs = _outputs(graph, node, inputs, meaning, known)
+        _remember(graph, node, outputs)
+        if not graph.keep_quantized_weights or not _keep_codes(graph, node, outputs, meaning, known):
+            graph.make_constant(node, outputs, CONSTANT)
+
+
+def _keep_codes(
+    graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[Operand] | None, known: Known
+) -> bool:
+    """Keep the codes of a node in the place of its outputs, and return whether it has been replaced by a node that takes them.
+    Raise NotRewrittenError if it takes codes itself, and stays."""
+    if isinstance(meaning, BlockRoundTrip):
         with suppress(NotRewrittenError):
             kept = block_codes.store(graph, node, meaning, known)
             graph.remember(kept.y, *outputs)  # nodes after it may be folded, and it is removed with them then
             graph.reasons[kept] = KEPT
-            return
-    if graph.keep_quantized_weights and isinstance(meaning, Dequantize) and not _is_scale(graph, node):
-        quantize = graph.node(node.x.producer())
-        if quantize:
+            return True
+    if isinstance(meaning, Dequantize) and not _is_scale(graph, node):
+        if quantize := graph.node(node.x.producer()):
             codes = graph.tensor(node.x)
             assert codes is not None
             graph.make_constant(quantize, (codes,), CODES)
         raise NotRewrittenError(KEPT)
-    graph.make_constant(node, outputs, CONSTANT)
+    return False
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
@@ -104,7 +112,8 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
 
 def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> None:
     """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
-    the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else."""
+    the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else, or the codes are kept."""
+    stays_if(graph.keep_quantized_weights, KEPT)
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
     assert x is not None

@@ -11,6 +11,7 @@ another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from .integer_rules import RULES, Match, divisor_of
 from .nodes import Node
 from .own_operators import COUNTERPARTS
 
+_log = logging.getLogger(__name__)
+
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
 
 _FIRST_OPSET = 10
@@ -42,10 +45,10 @@ def rewrite(graph: Graph) -> None:
         rule = RULES.get(node.op_type) if not node.domain else None
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
             try:
-                operator = rule.match(graph, node)
-            except NotRewrittenError:
-                continue
-            matches[operator.target.quantize] = operator
+                match = rule.match(graph, node)
+                matches[match.target.quantize] = match
+            except NotRewrittenError as error:  # not counted as left: most operators of a float model have nothing to rewrite
+                _log.debug("%s %r does not become an integer operator: %s", node.op_type, node.name, error)
     chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}
     if chosen:
         _Writing(graph, [match for match in matches.values() if match.node in chosen]).run()

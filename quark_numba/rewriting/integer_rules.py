@@ -165,8 +165,8 @@ def _check_gemm(graph: Graph, match: Match) -> None:
     has_bias = len(match.node.inputs) > 2 and match.node.inputs[2] is not None
     if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
         raise NotRewrittenError("it scales its products")
-    stays_if(attributes.get_int("transA") or len(shape) != 2, "its first input is turned")
-    _check_products(shape[turned])
+    stays_if(attributes.get_int("transA"), "transA is set")
+    _check_products(shape[turned] if len(shape) == 2 else None)
 
 
 def _check_matmul(graph: Graph, match: Match) -> None:

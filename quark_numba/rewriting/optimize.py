@@ -150,7 +150,7 @@ def optimize(
     keep_initializers_as_inputs : bool
         Whether initializers that are also graph inputs, from IR version 4 on, stay inputs. They are the default values of
         inputs that a session may be fed with, so that nothing that depends on them is folded. Some exporters list all weights
-        there, PyTorch's with its argument of this name. Without, they become constants, and are inputs no longer.
+        there, PyTorch's with its argument of this name. If False, they become constants and are no longer inputs.
 
     Returns
     -------

@@ -264,7 +264,7 @@ class _Merging:
         is_small = len(region) <= programs.MAX_STEPS and streams <= programs.MAX_STREAMS
         return is_small and 2 * len(inputs) <= programs.MAX_INPUTS
 
-    # The change of the graph.
+    # Rewriting the graph.
 
     def merge(self, last: ir.Node, nodes: set[ir.Node]) -> None:
         """Replace the nodes by one region, in the place of the last node."""

@@ -23,7 +23,7 @@ from ..checks import check_integers, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
 from .files import File, check_names, files_of, forget, read_headers
-from .inputs import Header, Input, random_inputs
+from .inputs import Header, ModelInput, random_inputs
 from .sessions import Arrays
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
@@ -129,7 +129,7 @@ class Layout:
     """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` as a
     further key."""
 
-    inputs: tuple[Input, ...]
+    inputs: tuple[ModelInput, ...]
     batch: int | None
     labels: str | None
 
@@ -323,7 +323,7 @@ def _names(name: str, parts: int) -> Iterator[tuple[int, str]]:
     return ((part, f"{name}, batch {part}" if parts > 1 else name) for part in range(parts))
 
 
-def open_batches(inputs: Sequence[Input], data: Any, *, labels: str | None = None) -> Batches:
+def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None = None) -> Batches:
     """Return the batches of the data for a model with these inputs: of Data, of RandomData, or of the source of Data. Each has
     an array of integers under the key `labels`, too. Raise ModelError, with the name of the file, if data are missing, wrong or
     cannot be read."""
@@ -363,7 +363,7 @@ def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
         return 1
 
 
-def _random_batches(inputs: Sequence[Input], data: RandomData, labels: str | None) -> Batches:
+def _random_batches(inputs: Sequence[ModelInput], data: RandomData, labels: str | None) -> Batches:
     if labels:
         raise ModelError(f"random data have no labels {labels!r}")
     random_inputs(inputs, data.dimensions, np.random.default_rng(data.seed))  # raises ModelError

@@ -21,7 +21,7 @@ class Header(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Input:
+class ModelInput:
     """An input of a model. `shape` is None if it is not known. A free dimension is anything but a positive integer."""
 
     name: str
@@ -53,13 +53,13 @@ def _is_fixed(dimension: int | str | None) -> TypeGuard[int]:
     return isinstance(dimension, int) and dimension > 0
 
 
-def inputs_of(session: Any) -> list[Input]:
+def inputs_of(session: Any) -> list[ModelInput]:
     # ONNX Runtime returns [] for a scalar and for an unknown shape.
-    return [Input(value.name, value.type, tuple(value.shape) if value.shape else None) for value in session.get_inputs()]
+    return [ModelInput(value.name, value.type, tuple(value.shape) if value.shape else None) for value in session.get_inputs()]
 
 
 def random_inputs(
-    inputs: Sequence[Input], dimensions: Mapping[str, int], generator: np.random.Generator, *, quiet: bool = False
+    inputs: Sequence[ModelInput], dimensions: Mapping[str, int], generator: np.random.Generator, *, quiet: bool = False
 ) -> Arrays:
     """Return random arrays of the inputs' shapes: floats from a normal distribution, integers 0 or 1.
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes a session of. This module does without onnx and Numba."""
+"""The model that is given to ONNX Runtime for a session. This module does without onnx and Numba."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ..declaration.reasons import NotRewrittenError
 from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import used_names
-from ..ort import DISABLED_OPTIMIZERS, entry, register
+from ..ort import DISABLED_OPTIMIZERS, config_entry, register
 from ..rewriting.fusions import optimized_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
@@ -35,11 +35,11 @@ from .request import SessionRequest
 
 class BlockedModel(NamedTuple):
     """The model as a session may run it, or None if it stays as it is; the number of regions in the blocked layout; and the
-    number of regions that are not in it, by the reason."""
+    number of regions that are left out, by the reason."""
 
     model: onnx.ModelProto | None
-    kept: int
-    left: Counter[str]
+    in_layout: int
+    left_out: Counter[str]
 
 
 def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = None) -> BlockedModel:
@@ -57,8 +57,8 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
     tensors = BlockedTensors(optimized, block, path and os.path.dirname(path))
-    left = Counter[str]()
-    kept = 0
+    left_out = Counter[str]()
+    in_layout = 0
     for node in optimized.graph.node:
         kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         is_region = kind == (REGION.domain, REGION.name)
@@ -66,13 +66,13 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
             if kind not in HANDLERS:
                 raise NotRewrittenError("the operator has no counterpart on blocks")
             HANDLERS[kind](tensors, node)
-            kept += is_region
+            in_layout += is_region
         except NotRewrittenError as error:
             reason = tensors.leave(node, str(error))
-            left.update([reason] * is_region)
+            left_out.update([reason] * is_region)
     for output in optimized.graph.output:
         tensors.reorder_output(output.name)
-    return BlockedModel(_write(optimized, tensors, model) if kept else None, kept, left)
+    return BlockedModel(_write(optimized, tensors, model) if in_layout else None, in_layout, left_out)
 
 
 def has_regions(model: model_files.Model) -> bool:
@@ -92,7 +92,7 @@ def _find_block_size(request: SessionRequest) -> int:
     if options.optimized_model_filepath:
         raise NotRewrittenError("optimized_model_filepath is set")
     disabled = request.ort_arguments.get("disabled_optimizers") or ()
-    if "NchwcTransformer" in {*disabled, *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
+    if "NchwcTransformer" in {*disabled, *(config_entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
         raise NotRewrittenError("NchwcTransformer is disabled")
     with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
         size = block_size()
@@ -102,11 +102,11 @@ def _find_block_size(request: SessionRequest) -> int:
 
 
 def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
-    """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that it knows. Of a path, the
-    large tensors of the result are in a file beside it."""
+    """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that it knows. If `model` is
+    a path, large tensors of the result are written to a file beside it."""
     options = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in ENTRIES:
-        value = entry(request.options, name)
+        value = config_entry(request.options, name)
         if value is not None:
             options.add_session_config_entry(name, value)
     register(options, backend="native", qdq="float" if request.takes_all_qdq else "auto")

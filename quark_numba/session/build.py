@@ -20,7 +20,7 @@ from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
-from ..ort import TENSORS_FOLDER, ahead, entry, native
+from ..ort import TENSORS_FOLDER, ahead, config_entry, native
 from ..rewriting import channels_last, constants, optimize
 from ..rewriting.fusions import UNWRITTEN
 from . import initializers
@@ -29,7 +29,7 @@ from .blocked_layout import BlockedModel, has_regions, lay_out
 from .blocked_nodes import REGION
 from .model_cache import ModelCache
 from .options import NOTHING_REPLACED
-from .plan import Plan, make_plan
+from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _FOLDER_FOR_PATHS = (1, 28)
 
 
 def create_artifact(request: SessionRequest) -> Artifact:
-    """Return what ONNX Runtime makes a session of, for these arguments, and warn of what makes the session slow. Raise
+    """Return the model to give to ONNX Runtime for this request. Log a warning if something in it makes the session slow. Raise
     ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
     state = None
     if request.path is not None:
@@ -95,7 +95,7 @@ def load(source: Any) -> onnx.ModelProto:
 
 def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
     """Whether the model is in ONNX Runtime's own format, or a path without a file."""
-    if entry(request.options, "session.load_model_format") == "ORT":
+    if config_entry(request.options, "session.load_model_format") == "ORT":
         return True
     if isinstance(request.model, bytes):
         return request.model[4:8] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
@@ -105,7 +105,7 @@ def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
 def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) -> model_files.Source:
     """Return the source of a model, whose tensors are read from the folder that the options name, where ONNX Runtime does so.
     A model of the caller is copied if tensors would be read into it."""
-    folder = entry(request.options, TENSORS_FOLDER) or None
+    folder = config_entry(request.options, TENSORS_FOLDER) or None
     if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
         folder = None
     elif folder and model is request.model:
@@ -170,25 +170,22 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
             if helpers:
                 ahead.wait(helpers, proto)
         in_blocks = lay_out(proto, request, path) if plan.uses_blocks else BlockedModel(None, 0, Counter())
-        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): n for why, n in in_blocks.left.items()})
+        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): n for why, n in in_blocks.left_out.items()})
         if in_blocks.model:
             proto = in_blocks.model
             path = path and _exchange(path, proto)
-        made: bytes | str
-        if plan.in_one_file:
-            made = model_files.in_one_file(proto)
-        else:
-            made = path or files.enter_context(model_files.session_source(proto, folder))
+        whole = model_files.in_one_file(proto) if plan.in_one_file else None
+        made = whole or path or files.enter_context(model_files.session_source(proto, folder))
         # What was built without ONNX Runtime's answers is slower, and must not be kept.
         why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), "")
-        return Artifact(made, files.pop_all(), in_blocks.kept, left, why_not_kept)
+        return Artifact(made, files.pop_all(), in_blocks.in_layout, left, why_not_kept)
 
 
-def _rewrite(plan: Plan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
-    """Return the model after the passes of the plan, the nodes that stay, by operator and reason, and whether it changed."""
-    if plan.passes is None:
+def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
+    """Return the model as the plan rewrites it, the nodes that stay, by operator and reason, and whether it changed."""
+    if plan.rewrite is None:
         return source.whole(), Counter(), False
-    result = optimize.optimized(source, **plan.passes)
+    result = plan.rewrite(source)
     return result.rewritten, result.left, bool(result.done)
 
 

@@ -33,7 +33,7 @@ NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 # The suffix of the files with the digests of original models.
 _DIGESTS = ".digests"
 
-# A file may change again within this time without a change of its times.
+# A file may change again within this many nanoseconds without its timestamps changing.
 _RACY_NS = 2 * 10**9
 
 _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")

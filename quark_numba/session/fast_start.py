@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from ..compiling.lock import IMPORTS, created
+from ..compiling.lock import IMPORTS, run_in_creation
 from ..compiling.user_folder import is_plain
 from ..errors import reraise_of_signal_handler
 from ..ort import kept_kernels, native
@@ -55,9 +55,9 @@ def _load(content: bytes, request: SessionRequest) -> bool:
     try:
         kernels = json.loads(content)
         probes = map(base64.b64decode, kernels["probes"])
-        if request.replaced is None and not options.replace_nothing(request.options, *probes):
+        if request.replaced is None and not options.options_replace_nothing(request.options, *probes):
             return False
-        created(lambda: kept_kernels.load(kernels))
+        run_in_creation(lambda: kept_kernels.load(kernels))
     except Exception as error:
         reraise_of_signal_handler(error)
         _log.info("kept kernels of %s cannot be loaded: %s", request.path, error)
@@ -72,7 +72,7 @@ def add_kernels(request: SessionRequest, artifact: Artifact, recorded: kept_kern
         return
     cache, entry = place
     with suppress(LookupError):
-        content = created(lambda: kept_kernels.content_of(recorded, native.release_of(onnxruntime.__version__)))
+        content = run_in_creation(lambda: kept_kernels.content_of(recorded, native.release_of(onnxruntime.__version__)))
         content["probes"] = [base64.b64encode(probe).decode() for probe in artifact.probes]
         cache.add(entry, _KERNELS, json.dumps(content).encode())
 

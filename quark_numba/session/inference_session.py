@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from ..checks import Qdq
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, reraise_of_signal_handler
-from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels
+from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry, kept_kernels
 from ..ort.providers import CPU
 from . import fast_start
 from .artifact import Artifact
@@ -64,8 +63,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
     keep_initializers_as_inputs : bool
-        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. Without,
-        they are constants, which is faster if all weights are among them.
+        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. If
+        False, they are constants, which is faster if all weights are among them.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
@@ -186,7 +185,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                 reraise_of_signal_handler(error)
                 if not artifact.is_gone:
                     raise
-        _log.warning("%s: a model cannot be kept: it was removed while a session was created", artifact.path)
+        _log.warning("%s: could not cache the optimized model: it was removed while a session was created", artifact.path)
         request = request._replace(cache=False)
         return self._start(request, _create_artifact(request), create, provider_options)
 
@@ -199,36 +198,54 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
-    """Let ONNX Runtime create its session of a model. It may refuse a model that runs without other providers, which it cuts
-    into parts that need each other, or without its optimizers of quantization nodes. Then let it try again without these. Raise
-    its error if it refuses that as well."""
+    """Let ONNX Runtime create its session of a model, in another way if it refuses the model (`_create_otherwise`). If it
+    refuses that as well, raise its error, or a ModelError that explains it."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
         try:
             create(source, request.providers, provider_options)
         except Exception as first:
             reraise_of_signal_handler(first)
-            again = functools.partial(create, source, request.providers, provider_options)
-            if _CIRCLE in str(first) and request.providers and request.other_providers:
-                _log.warning(
-                    "this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", first
-                )
-                create(source, [CPU], None)
-            elif _may_be_of_fusions(first, source, request.options) and _create_as_written(request.options, again):
-                what = "ONNX Runtime optimizes nothing in this session, as it refused the model with its optimizations: %s"
-                _log.warning(what, first)
-            elif artifact.refusal:  # only now: a library that the user registered may run the operator
+            if _create_otherwise(request, source, create, provider_options, first):
+                return
+            if artifact.refusal:  # only now: a library that the user registered may run the operator
                 raise ModelError(artifact.refusal) from first
-            elif isinstance(first, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
+            if isinstance(first, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
                 raise ModelError(f"not a valid model: {first.object.decode(errors='backslashreplace')}") from first
-            else:
-                raise
+            raise
+
+
+def _create_otherwise(
+    request: SessionRequest, source: Any, create: Callable[..., None], provider_options: Any, error: Exception
+) -> bool:
+    """Let ONNX Runtime create a session that it refused with an error in another way, and return whether it does. It may refuse
+    a model that runs without other providers, for which it cuts the model into parts that need each other, or without its
+    optimizers of quantization nodes. Raise its second error if it also refuses the model without other providers."""
+    if _CIRCLE in str(error) and request.providers and request.other_providers:
+        _log.warning("this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", error)
+        create(source, [CPU], None)
+        return True
+    if not _may_be_of_fusions(error, source, request.options):
+        return False
+    # The entries that turn off single optimizers are not used, as ONNX Runtime warns of each entry that is changed back.
+    with changing:
+        before = request.options.graph_optimization_level
+        request.options.graph_optimization_level = _AS_WRITTEN
+        try:
+            create(source, request.providers, provider_options)
+        except Exception as second:
+            reraise_of_signal_handler(second)
+            return False
+        finally:
+            request.options.graph_optimization_level = before
+    _log.warning("ONNX Runtime optimizes nothing in this session, as it refused the model with its optimizations: %s", error)
+    return True
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
     """Whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
-    if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
+    if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
     if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: a refused model gives others
         return False
@@ -245,28 +262,12 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
 
 
-def _create_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
-    """Let ONNX Runtime create the session without optimizers, and return whether it does. The entries that turn off single ones
-    are not used, as ONNX Runtime warns of each entry that is changed back."""
-    with changing:
-        before = options.graph_optimization_level
-        options.graph_optimization_level = _AS_WRITTEN
-        try:
-            create()
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            return False
-        finally:
-            options.graph_optimization_level = before
-    return True
-
-
 @contextmanager
 def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    with changing if entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
-        folder = entry(options, TENSORS_FOLDER)
+    with changing if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
+        folder = config_entry(options, TENSORS_FOLDER)
         try:
             if folder:
                 options.add_session_config_entry(TENSORS_FOLDER, os.path.dirname(path))

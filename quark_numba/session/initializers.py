@@ -1,5 +1,24 @@
-"""The initializers that session options replace. Session options do not list them, so sessions of small models that output
-initializers are made to find them."""
+"""The initializers that session options replace. Session options do not list them, so `find_replacements` lets ONNX Runtime
+create sessions of probes: small models that only output initializers of the model. ONNX Runtime replaces those of a probe as it
+would those of the model, so its answer tells what it replaces.
+
+The functions use these probes, in this order:
+
+==========================  ===============================================  ==================================================
+Function                    Tensors of the probe                             What the answer of ONNX Runtime proves
+==========================  ===============================================  ==================================================
+`_find_in_place_of_files`   some of the initializers in files, which are     No error: these are all that options added by
+                            put in a file that does not exist                ``add_external_initializers``. Error: it names one
+                                                                             that was added and that the probe lacks. With
+                                                                             one that was not added, the file is missing.
+`has_files_in_memory`       those that were added, and one more in a file    Another error than with plain options: there are
+                            that does not exist                              files in memory.
+`_find_from_memory`         those that were added, and the others in files,  No error: the files of all these are in memory.
+                            empty, in their own files
+`_find_replaced`            those that were added, and empty ones for all    An output that is not empty: ``add_initializer``
+                            constants that the others did not find           replaces it.
+==========================  ===============================================  ==================================================
+"""
 
 from __future__ import annotations
 
@@ -153,13 +172,9 @@ def _drop_unnamed(tensors: Iterable[TensorProto]) -> Iterator[TensorProto]:
 
 def _put_in_file(tensor: TensorProto, location: str) -> TensorProto:
     """Return a tensor of the same name, type and shape in another file."""
-    place = onnx.StringStringEntryProto(key="location", value=location)
+    file = onnx.StringStringEntryProto(key="location", value=location)
     return TensorProto(
-        name=tensor.name,
-        data_type=tensor.data_type,
-        dims=tensor.dims,
-        data_location=TensorProto.EXTERNAL,
-        external_data=[place],
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL, external_data=[file]
     )
 
 

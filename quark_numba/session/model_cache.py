@@ -74,16 +74,15 @@ class ModelCache(NamedTuple):
         return self.folder / cache_keys.name_entry(self.folder, files, request.facts())
 
     def get_or_create(
-        self,
-        request: SessionRequest,
-        files: Sequence[str | os.PathLike[str]],
-        build: Callable[[Path | None], Artifact],
+        self, request: SessionRequest, files: Sequence[str | os.PathLike[str]], build: Callable[[Path | None], Artifact]
     ) -> Artifact:
         """Return the model that is kept for a request and the files of its model, the model's own first. If no model is kept,
         build and keep it.
 
         `build` takes the folder for its temporary folders, None for the default. A path that it returns is in a new folder
-        there. If a model cannot be kept, a warning names the folder, and the model is returned as it was built."""
+        there, which `_keep` turns into the entry. If a model cannot be kept, the one that another process kept meanwhile is
+        returned. If there is none, a warning names the folder and the reason, and the model is returned as it was built. If it
+        was not built, because of an error of the folder, `build` is called again, for the default folder."""
         entry = self._entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
@@ -103,7 +102,7 @@ class ModelCache(NamedTuple):
             return kept
         if entry.exists() and not _is_own(entry):
             reason = f"{entry.name} is in the way, and has no file that says that this package made it"
-        _log.warning("%s: a model cannot be kept: %s", self.folder, reason)
+        _log.warning("%s: could not cache the optimized model: %s", self.folder, reason)
         return artifact or build(None)
 
     def open_or_discard(self, entry: Path) -> Artifact | None:
@@ -138,9 +137,13 @@ class ModelCache(NamedTuple):
         return None
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
-        """Make an entry of a model, and return the model as it is there. `original` is the path of the model that the caller
-        passed, for people who look into the folder. Raise OSError if the entry cannot be written or exists by now, and
-        WriteError if the model must not be kept."""
+        """Make an entry of a model, and return the model as it is there. The folder of the model's files, which is a temporary
+        one of this cache, gets a marker and a manifest, and is then renamed to the entry. After that the entries that were used
+        least recently are removed, as far as the folder is too large.
+
+        `original` is the path of the model that the caller passed, for people who look into the folder. A model of which
+        nothing was written, as it needs no change, is returned as it is. Raise OSError if the entry cannot be written or exists
+        by now, and WriteError if the model must not be kept."""
         if artifact.source is None:
             return artifact
         if artifact.why_not_kept:

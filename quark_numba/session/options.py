@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
-from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, entry
+from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, config_entry
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
 # to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are for
@@ -71,7 +71,7 @@ class Replacements(NamedTuple):
 NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
-def choose_providers(options: onnxruntime.SessionOptions) -> bool:
+def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
     """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
     are given beside them."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
@@ -85,7 +85,7 @@ def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, prov
         try:
             options.enable_profiling, options.optimized_model_filepath = False, ""
             options.log_severity_level = 4  # errors come as exceptions
-            chosen = providers if _refuses_cpu(options) or choose_providers(options) else ["CPUExecutionProvider"]
+            chosen = providers if _refuses_cpu(options) or options_choose_providers(options) else ["CPUExecutionProvider"]
             return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
         finally:
             options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
@@ -110,17 +110,17 @@ def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes,
     if not hasattr(options, "add_external_initializers_from_files_in_memory"):
         return False
     plain = onnxruntime.SessionOptions()
-    if folder := entry(options, TENSORS_FOLDER):
+    if folder := config_entry(options, TENSORS_FOLDER):
         plain.add_session_config_entry(TENSORS_FOLDER, folder)  # the message may have it
     return str(find_error(probe, options, providers)) != str(find_error(plain_probe, plain))
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
     """Whether ONNX Runtime refuses sessions of the CPU provider alone, the only provider that this package is for."""
-    return bool(entry(options, "session.disable_cpu_ep_fallback") == "1")
+    return bool(config_entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 
-def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_a_file: bytes) -> bool:
+def options_replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_a_file: bytes) -> bool:
     """Whether options are known to replace no initializer of a model, and to have no files in memory. The probes are those of
     ``initializers``."""
     if _refuses_cpu(options):

@@ -1,51 +1,54 @@
-"""What a model needs before ONNX Runtime makes a session of it."""
+"""How to prepare a model for ONNX Runtime."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import onnx
 import onnxruntime
 
 from ..models import model_files
 from ..models.protos import subgraphs
-from ..ort import DISABLE_QUANT_QDQ, entry
-from ..rewriting.optimize import begins_rewriting
+from ..ort import DISABLE_QUANT_QDQ, config_entry
+from ..rewriting.optimize import Optimized, begins_rewriting, optimized
 from .options import NOTHING_REPLACED
 from .request import SessionRequest
 
 
-class Plan(NamedTuple):
-    """How to prepare a model. `passes` are the arguments of the passes that rewrite it (``optimized``), or None if there is
-    nothing to rewrite. `uses_blocks` says whether its regions are to be in the blocked layout, `compiles_ahead` whether other
+class PreparationPlan(NamedTuple):
+    """How to prepare a model. `rewrite` is ``optimized`` with the arguments for this model, or None if there is nothing to
+    rewrite. `uses_blocks` says whether its regions are to be in the blocked layout, `compiles_ahead` whether other
     processes compile its kernels while it is rewritten, and `in_one_file` whether its tensors have to be in the same file."""
 
-    passes: dict[str, Any] | None
+    rewrite: Callable[[model_files.Source], Optimized] | None
     uses_blocks: bool
     compiles_ahead: bool
     in_one_file: bool
 
 
-def make_plan(request: SessionRequest, source: model_files.Source) -> Plan:
+def make_plan(request: SessionRequest, source: model_files.Source) -> PreparationPlan:
     """Return what a model needs for the sessions of a request."""
     replaced, is_native, written = request.replaced or NOTHING_REPLACED, request.is_native, request.written_operators
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
     levels = onnxruntime.GraphOptimizationLevel
     is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
-    passes = {
-        "qdq": "float" if request.takes_all_qdq else request.qdq,
-        "operators": written,
-        "keep_quantized_weights": request.keep_quantized_weights,
-        "regions": is_native,
-        "keep_initializers_as_inputs": request.keep_initializers_as_inputs,
-        "replaced": replaced.names,
-        # Who turns off ONNX Runtime's integer operators does not want others.
-        "integers": "nowhere" if is_basic or entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
-        "has_other_providers": has_other_providers,
-    }
-    needs_passes = not is_custom or has_other_providers or source.is_large or not is_optimized(source.proto)
-    return Plan(
-        passes if needs_passes else None,
+    rewrite = functools.partial(
+        optimized,
+        qdq="float" if request.takes_all_qdq else request.qdq,
+        operators=written,
+        keep_quantized_weights=request.keep_quantized_weights,
+        regions=is_native,
+        keep_initializers_as_inputs=request.keep_initializers_as_inputs,
+        replaced=replaced.names,
+        # A user who turns off ONNX Runtime's integer operators does not want ours either.
+        integers="nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
+        has_other_providers=has_other_providers,
+    )
+    needs_rewriting = not is_custom or has_other_providers or source.is_large or not is_optimized(source.proto)
+    return PreparationPlan(
+        rewrite if needs_rewriting else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
         compiles_ahead=is_native and is_custom,
         in_one_file=replaced.from_memory,  # ONNX Runtime would look for other files in memory

@@ -13,9 +13,9 @@ import onnxruntime
 
 from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
 from ..errors import ModelError, reason_of
-from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
-from ..ort.providers import available, operators_for, others_than_cpus
-from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
+from ..ort import FLOAT_QDQ, TENSORS_FOLDER, config_entry, register
+from ..ort.providers import available, beside_cpu, operators_for
+from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
 
 # In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
 Operators = Literal["auto", "custom", "cuda", "standard"]
@@ -73,8 +73,8 @@ class SessionRequest(NamedTuple):
         """The names of the execution providers beside the CPU provider. Options that choose some do not tell which: any
         provider of this build is possible, or one of another library."""
         names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
-        chosen = ["one that the options choose", *others_than_cpus(available())] if choose_providers(self.options) else []
-        return [*others_than_cpus(names), *chosen]
+        chosen = ["one that the options choose", *beside_cpu(available())] if options_choose_providers(self.options) else []
+        return [*beside_cpu(names), *chosen]
 
     @property
     def written_operators(self) -> Literal["custom", "cuda", "standard"]:
@@ -85,7 +85,7 @@ class SessionRequest(NamedTuple):
     @property
     def takes_all_qdq(self) -> bool:
         """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
-        return self.qdq == "float" or (self.qdq == "auto" and bool(entry(self.options, FLOAT_QDQ)))
+        return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
         """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
@@ -97,7 +97,7 @@ class SessionRequest(NamedTuple):
         names = ("qdq", "blocked_layout", "keep_quantized_weights", "keep_initializers_as_inputs", "is_native")
         arguments = {name: getattr(self, name) for name in names} | dict(self.ort_arguments)
         replaced = self.replaced or NOTHING_REPLACED
-        folder = entry(self.options, TENSORS_FOLDER)
+        folder = config_entry(self.options, TENSORS_FOLDER)
         return {
             # The order of a set changes from process to process.
             **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in arguments.items()},
@@ -107,7 +107,7 @@ class SessionRequest(NamedTuple):
             "from_memory": replaced.from_memory,
             "level": str(self.options.graph_optimization_level),
             "path": self.options.optimized_model_filepath,
-            "entries": {name: entry(self.options, name) for name in (*ENTRIES, FLOAT_QDQ)},
+            "entries": {name: config_entry(self.options, name) for name in (*ENTRIES, FLOAT_QDQ)},
             "tensors_folder": os.path.abspath(folder) if folder else None,
         }
 

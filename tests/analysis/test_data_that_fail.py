@@ -12,7 +12,7 @@ from onnx_models import model
 import quark_numba
 from quark_numba import Data, Execution, ModelError
 from quark_numba.running.data import open_batches
-from quark_numba.running.inputs import Input
+from quark_numba.running.inputs import ModelInput
 
 pytestmark = [pytest.mark.compiled, pytest.mark.filterwarnings("ignore:the model has no quantization nodes")]
 
@@ -181,7 +181,7 @@ def test_a_chunk_that_fails_is_one_batch():
             asked.append((rows.start, rows.stop))
             return fail() if rows.start == 2 else self.rows[rows]
 
-    inputs = [Input("x", "tensor(float)", ("n", 10))]
+    inputs = [ModelInput("x", "tensor(float)", ("n", 10))]
     batches = open_batches(inputs, Data({"x": Chunks()}, batch=2))
     assert (batches.count, asked) == (3, [])
     parts = [*batches.parts()]

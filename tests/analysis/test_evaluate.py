@@ -16,7 +16,7 @@ from quark_numba import Data, Execution, RandomData
 from quark_numba.analysis.twin import float_twin
 from quark_numba.running import runs
 from quark_numba.running.data import open_batches
-from quark_numba.running.inputs import Input
+from quark_numba.running.inputs import ModelInput
 
 pytestmark = pytest.mark.compiled
 
@@ -138,7 +138,7 @@ def test_top_k(tmp_path):
 
 
 def test_random_batches_differ_and_come_again():
-    inputs = [Input("x", "tensor(float)", (None, 4)), Input("n", "tensor(int64)", ())]
+    inputs = [ModelInput("x", "tensor(float)", (None, 4)), ModelInput("n", "tensor(int64)", ())]
     batches = [list(open_batches(inputs, RandomData(3, seed=5, dimensions={"x[0]": 2}))) for _ in range(2)]
     assert [each["x"].shape for each in batches[0]] == [(2, 4)] * 3
     assert len({each["x"].tobytes() for each in batches[0]}) == 3
@@ -295,7 +295,7 @@ def test_data_are_read_again():
         calls.append(1)
         return ({"x": X[i : i + 1]} for i in range(2))
 
-    inputs = [Input("x", "tensor(float)", None)]
+    inputs = [ModelInput("x", "tensor(float)", None)]
     opened = open_batches(inputs, function)
     assert (len(list(opened)), len(list(opened)), len(calls)) == (2, 2, 2)
     assert open_batches(inputs, [X[:2], X]).count == 2
@@ -330,7 +330,7 @@ def test_batches_stop_after_an_error():
 
     stopped, before = threading.Event(), threading.active_count()
     feeds = [{"x": np.full((1, 1), number, np.float32)} for number in range(12)]
-    batches = open_batches([Input("x", "tensor(float)", (1, 1))], quark_numba.Data(feeds))
+    batches = open_batches([ModelInput("x", "tensor(float)", (1, 1))], quark_numba.Data(feeds))
     with pytest.raises(quark_numba.ModelError, match="a fault") as kept:
         runs.Runner(runs.Execution(), batches, {}, []).total(NoSums, work, threads=3, stopped=stopped)
     assert kept.value

@@ -17,13 +17,13 @@ import quark_numba
 from quark_numba import Data, Execution, ModelError
 from quark_numba.running import files, runs
 from quark_numba.running.data import open_batches
-from quark_numba.running.inputs import Input
+from quark_numba.running.inputs import ModelInput
 
 pytestmark = [pytest.mark.compiled, pytest.mark.filterwarnings("ignore:the model has no quantization nodes")]
 
 X = np.random.default_rng(6).normal(size=(11, 3, 2)).astype(np.float32)
 LABELS = np.arange(11)
-INPUTS = [Input("x", "tensor(float)", ("n", 3, 2))]
+INPUTS = [ModelInput("x", "tensor(float)", ("n", 3, 2))]
 
 
 class NoSums:
@@ -106,7 +106,7 @@ def test_other_shapes_and_types(order, compressed, tmp_path):
         (np.arange(22).reshape(11, 2) % 3 == 0, "tensor(bool)"),
     ):
         path = write(tmp_path / "x.npz", order, x.dtype, compressed, x)
-        for start, found in enumerate(parts(Data(path, batch=4), [Input("x", type_name, ("n", *x.shape[1:]))])):
+        for start, found in enumerate(parts(Data(path, batch=4), [ModelInput("x", type_name, ("n", *x.shape[1:]))])):
             np.testing.assert_array_equal(found["x"], x[4 * start : 4 * start + 4])
 
 
@@ -119,7 +119,7 @@ def test_memory(form, threads, tmp_path):
         path = tmp_path / f"{name}.{'npy' if form == 'npy' else 'npz'}"
         write(path, compressed=("x",) if form == "compressed" else (), x=x)
     batch = 8 * x[0].nbytes
-    opened = open_batches([Input("x", "tensor(float)", ("n", x.shape[1]))], Data(tmp_path, batch=8))
+    opened = open_batches([ModelInput("x", "tensor(float)", ("n", x.shape[1]))], Data(tmp_path, batch=8))
     reads = []
     whole = x.nbytes if form == "compressed" else 0
     del x

@@ -12,7 +12,7 @@ from rewritten_models import constant, floats, pair
 import quark_numba
 from quark_numba import Data, Execution
 from quark_numba.running.data import open_batches
-from quark_numba.running.inputs import Input
+from quark_numba.running.inputs import ModelInput
 
 pytestmark = pytest.mark.compiled
 
@@ -224,6 +224,6 @@ def test_samples(shape, feed, batch, samples):
 
 
 def test_samples_are_rows_of_an_input_that_has_some():
-    inputs = [Input("n", "tensor(float)", ("n",)), Input("x", "tensor(float)", ("n", 8))]
+    inputs = [ModelInput("n", "tensor(float)", ("n",)), ModelInput("x", "tensor(float)", ("n", 8))]
     (batch,) = open_batches(inputs, [{"n": np.zeros(3, np.float32), "x": X}]).parts()
     assert batch.layout.samples(batch.load()) == 4

@@ -183,12 +183,12 @@ def test_a_signal_while_a_fork_waits():
 import signal
 from quark_numba.compiling import lock
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-threading.Thread(target=lambda: lock.created(lambda: time.sleep(1))).start()
+threading.Thread(target=lambda: lock.run_in_creation(lambda: time.sleep(1))).start()
 time.sleep(0.2)
 signal.setitimer(signal.ITIMER_REAL, 0.2)
 def use():
     threading.Thread(target=time.sleep, args=(9,), daemon=True).start()  # may get the number of a thread of the parent's
-    assert lock.created(lambda: 1) == 1
+    assert lock.run_in_creation(lambda: 1) == 1
 wait(fork(use))
 use()
 """)

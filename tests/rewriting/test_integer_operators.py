@@ -12,7 +12,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.element_types import find
 from quark_numba.models.model_files import Source
-from quark_numba.ort import DISABLE_QUANT_QDQ, entry
+from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
 from quark_numba.rewriting import integer_operators
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
 from quark_numba.rewriting.optimize import optimized
@@ -253,15 +253,27 @@ def _of_matmul(bias=(0.25, 0.125, 0.5), zero_points=None, scale=None, **attribut
         constants["w_zero_point"].CopyFrom(constant("w_zero_point", zero_points, np.int8))
     if scale:
         constants["w_scale"].CopyFrom(constant("w_scale", np.full(9, scale), np.float32))
-    v = layers.put("Gemm", layers.input("x", ROWS), w, b, **attributes)
+    x = layers.input("x", ROWS[::-1] if attributes.get("transA") else ROWS)
+    v = layers.put("Gemm", x, w, b, **attributes)
     return layers.rounded(v, 2, 100)
 
 
 @pytest.mark.parametrize(
-    "changed", [{"bias": [0.5]}, {"zero_points": [*range(9)]}, {"scale": 2.0**-60}, {"alpha": 2.0}, {"beta": 2.0}], ids=str
+    ("changed", "why"),
+    [
+        ({"bias": [0.5]}, "its bias has another scale than its products"),
+        ({"zero_points": [*range(9)]}, "its zero points are not known, or differ"),
+        ({"scale": 2.0**-60}, "its scale is extreme"),
+        ({"alpha": 2.0}, "it scales its products"),
+        ({"beta": 2.0}, "it scales its products"),
+        ({"transA": 1}, "transA is set"),
+    ],
+    ids=str,
 )
-def test_what_integer_operators_do_not_give(always, changed):
-    check(_of_matmul(**changed), ["Gemm"])
+def test_what_integer_operators_do_not_give(always, caplog, changed, why):
+    with caplog.at_level("DEBUG", "quark_numba.rewriting"):
+        check(_of_matmul(**changed), ["Gemm"])
+    assert f"does not become an integer operator: {why}" in caplog.text
 
 
 def test_sums_of_no_products(always):
@@ -467,4 +479,4 @@ def test_sessions_without_integer_operators(level, disabled):
 def test_the_options_stay():
     options = onnxruntime.SessionOptions()
     quark_numba.InferenceSession(layers(["MatMul"]), options)
-    assert entry(options, DISABLE_QUANT_QDQ) is None
+    assert config_entry(options, DISABLE_QUANT_QDQ) is None

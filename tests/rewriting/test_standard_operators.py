@@ -12,7 +12,7 @@ from rewritten_models import X, assert_rewritten, assert_same_values, constant, 
 import quark_numba
 from quark_numba import optimize
 from quark_numba.models.model_files import Source
-from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, entry
+from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, config_entry
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.session.build import get_or_build
 from quark_numba.session.request import SessionRequest
@@ -167,7 +167,7 @@ def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog, capfd):
         made.set_providers(["CPUExecutionProvider"])
         assert np.array_equal(made.run(None, {"x": X})[0], expected)
         if qdq != "float":
-            assert entry(options, DISABLE_QUANT_QDQ) is entry(options, DISABLED_OPTIMIZERS) is None
+            assert config_entry(options, DISABLE_QUANT_QDQ) is config_entry(options, DISABLED_OPTIMIZERS) is None
         assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     assert "already exists" not in capfd.readouterr().err
 

@@ -51,7 +51,7 @@ def laid_out(source, **how):
 
 def left(source):
     """Return the number of regions that are not in the layout, by the reason."""
-    return dict(laid_out_for(optimize(source)).left)
+    return dict(laid_out_for(optimize(source)).left_out)
 
 
 def has_blocks():
@@ -303,12 +303,12 @@ def test_when_it_is_left_alone(tmp_path):
         ((["Other", "CPUExecutionProvider"],), {}, "the session has other execution providers than CPUExecutionProvider"),
         ((), {"disabled_optimizers": ["NchwcTransformer"]}, "NchwcTransformer is disabled"),
     ):
-        assert laid_out_for(source, None, *arguments, **named).left == {reason: 4}
+        assert laid_out_for(source, None, *arguments, **named).left_out == {reason: 4}
     given = options()
     given.add_session_config_entry("optimization.disable_specified_optimizers", "A;NchwcTransformer")
-    assert laid_out_for(source, given).left == {"NchwcTransformer is disabled": 4}
-    assert laid_out_for(source, None, [("CPUExecutionProvider", {})]).kept == 4
+    assert laid_out_for(source, given).left_out == {"NchwcTransformer is disabled": 4}
+    assert laid_out_for(source, None, [("CPUExecutionProvider", {})]).in_layout == 4
     assert laid_out_for(onnx.ModelProto()) == (None, 0, {})
     source.graph.input[0].name = "another"
-    (reason,) = laid_out_for(source).left
+    (reason,) = laid_out_for(source).left_out
     assert reason.startswith("ONNX Runtime did not write the optimized model: ")

@@ -227,8 +227,8 @@ def test_kept_models_and_files_in_memory(tmp_path):
         assert result_of(path, session_options(), cache=cache) == expected_of()
     model = onnx.load(path, load_external_data=False)
     probes = initializers.make_probe(model), initializers.make_probe_of_a_file()
-    assert options_of_sessions.replace_nothing(session_options(), *probes)
-    assert not options_of_sessions.replace_nothing(options_with_files(values=given), *probes)
+    assert options_of_sessions.options_replace_nothing(session_options(), *probes)
+    assert not options_of_sessions.options_replace_nothing(options_with_files(values=given), *probes)
 
 
 @has_files_in_memory

@@ -26,7 +26,7 @@ from quark_numba.compiling import sources, user_folder
 from quark_numba.errors import EnvironmentVariableError
 from quark_numba.models import file_states, model_files
 from quark_numba.rewriting import fusions
-from quark_numba.session import build, cache_keys, initializers, model_cache
+from quark_numba.session import build, cache_keys, initializers, model_cache, plan
 from quark_numba.session.model_cache import ModelCache
 
 pytestmark = pytest.mark.compiled
@@ -51,13 +51,13 @@ def folder(path):
 def builds(monkeypatch):
     """The models that were built, and not found in the cache."""
     made = []
-    optimized = build.optimize.optimized
+    optimized = plan.optimized
 
     def counted(*arguments, **named):
         made.append(arguments)
         return optimized(*arguments, **named)
 
-    monkeypatch.setattr(build.optimize, "optimized", counted)
+    monkeypatch.setattr(plan, "optimized", counted)
     return made
 
 
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
         session = quark_numba.InferenceSession(path, cache=folder, temporary_folder=path.parent)
     assert result(session) == EXPECTED
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
-    assert warning.startswith(f"{folder}: a model cannot be kept: ")
+    assert warning.startswith(f"{folder}: could not cache the optimized model: ")
     del session
     assert not ModelCache(folder).entries()
     assert not [*path.parent.rglob("quark_numba_*")]
@@ -282,7 +282,7 @@ def test_no_place_for_temporary_files(tmp_path, builds, cause, monkeypatch, capl
             patch.setattr(fusions, "onnxruntime", SimpleNamespace(**full))
         quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
-    assert warning.startswith(f"{folder}: a model cannot be kept: a temporary file cannot be written: {place}: ")
+    assert warning.startswith(f"{folder}: could not cache the optimized model: a temporary file cannot be written: {place}: ")
     assert len(builds) == 1
     assert not ModelCache(folder).entries()
     quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
@@ -402,7 +402,7 @@ def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplo
     (entry / "weights.bin").write_text("precious")
     assert kept_result(path) == EXPECTED
     assert contents(entry) == {"weights.bin": b"precious"}
-    assert f"{folder}: a model cannot be kept: {entry.name} is in the way" in caplog.text
+    assert f"{folder}: could not cache the optimized model: {entry.name} is in the way" in caplog.text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
@@ -416,7 +416,7 @@ def test_a_folder_that_is_removed_while_a_session_is_created(path, caplog, monke
 
     monkeypatch.setattr(ModelCache, "get_or_create", got_and_removed)
     assert result(quark_numba.InferenceSession(path, cache=path.parent / "cache")) == EXPECTED
-    assert "a model cannot be kept: it was removed while a session was created" in caplog.text
+    assert "could not cache the optimized model: it was removed while a session was created" in caplog.text
 
 
 @pytest.mark.by_default(1)

@@ -45,7 +45,7 @@ def test_a_limited_library(monkeypatch):
     options = onnxruntime.SessionOptions()
     for _ in range(2):
         options.register_custom_ops_library(quark_numba.get_library_path())
-        assert native.entry(options, REGISTERED) is None
+        assert native.config_entry(options, REGISTERED) is None
         onnxruntime.InferenceSession(one_node("quantize", "int8").SerializeToString(), options)
         with pytest.raises(Exception, match="quark_numba"):
             onnxruntime.InferenceSession(others, options)
@@ -53,4 +53,4 @@ def test_a_limited_library(monkeypatch):
         for _ in range(2):
             assert quark_numba.register(each) == "native"
         onnxruntime.InferenceSession(others, each)
-        assert native.entry(each, REGISTERED) == "native"
+        assert native.config_entry(each, REGISTERED) == "native"
