@@ -685,7 +685,9 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
             f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:",
             "",
         ]
-        lines += table(["kernel", "scales or blocks along", "bandwidth (more is better)", "bandwidth / that of a copy", "compiled by the driver"], rows)
+        lines += table(
+            ["kernel", "scales or blocks along", "bandwidth (more is better)", "of a copy's", "compiled by the driver"], rows
+        )
     return lines
 
 

@@ -291,7 +291,7 @@ def _plot_operators(kept: Kept):
         seconds = [results.get(case.group, who) for case in shown]
         rates = [case.size / each / 1e9 if each else None for case, each in zip(shown, seconds, strict=True)]
         axis.plot(rates, range(len(shown)), "o", color=color, label="quark_numba, native session" if who == NATIVE else who)
-    _dots(axis, [f"{case.operation} {case.row.name}" for case in shown], "billion elements a second, logarithmic (more is better)")
+    _dots(axis, [f"{case.operation} {case.row.name}" for case in shown], f"{RATE}, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=5)
     return figure
@@ -310,7 +310,7 @@ def _plot_classifier(kept: Kept):
         for row, ratio in enumerate(ratios):
             if ratio:
                 axis.annotate(digits(ratio), (ratio, row), (0, 6), textcoords="offset points", ha="center", fontsize=7)
-    _dots(axis, [*FORMATS.values()], "latency on one thread / latency of the float model, logarithmic (less is better)")
+    _dots(axis, [*FORMATS.values()], f"{MODEL}, on one thread, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=3)
     return figure
@@ -375,7 +375,7 @@ def _plot_models(kept: Kept):
                 at = row + 0.18 * (place - 1.5)
                 axis.plot(ranges[place], (at, at), "o-", color=color, markersize=4, linewidth=1)
         axis.plot([], [], "o-", color=color, markersize=4, linewidth=1, label=label)
-    _dots(axis, [model for model, _ in rows], "latency / latency of the float model, lowest and highest (less is better)")
+    _dots(axis, [model for model, _ in rows], f"{MODEL}, lowest and highest")
     figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     return figure
 
@@ -433,16 +433,14 @@ def _targets(kept: Kept) -> Iterator[str]:
         [f"optimized {', '.join(slow)}: 16 and 32 bits", 1.0, _joined(_in_quarks_types(kept, model, MODELS) for model in slow)],
         ["LSTM layers", 1.0, (min(lstm), max(lstm))],
     ]
-    yield from table(
-        [MODEL, "target", "measured"], [[each, f"{target} ×", _text(found)] for each, target, found in rows]
-    )
+    yield from table([MODEL, "target", "measured"], [[each, f"{target} ×", _text(found)] for each, target, found in rows])
     steps = (("a first session, bfloat16", 1.5, "InferenceSession, bf16 model, cache empty"),)
     steps += (("a first session, MX9", 2.5, "InferenceSession, MX9 model, cache empty"),)
     steps += (("a first call with a filled cache", 0.23, "first call, cache filled"),)
     found = [[label, f"{target} s", f"{digits(start_up.get(f'start-up: {step}'))} s"] for label, target, step in steps]
     yield from table(["start-up (less is better)", "target", "measured"], found)
     faster = operators.get(float8, "onnxruntime") / operators.get(float8, NATIVE)
-    yield f"Quantizing to float8 is {digits(faster)} times as fast as in ONNX Runtime, where the target is 20. The reasons follow."
+    yield f"Quantizing to float8 is {digits(faster)} times as fast as in ONNX Runtime, where the target is 20. The reasons:"
     yield ""
 
 

@@ -87,9 +87,9 @@ def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 def has_other_providers(options: argparse.Namespace) -> bool:
     """Return whether the command was given execution providers other than the CPU provider."""
-    from ..ort.providers import others_than_cpus
+    from ..ort.providers import beside_cpu
 
-    return bool(others_than_cpus(options.providers or []))
+    return bool(beside_cpu(options.providers or []))
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:

@@ -23,7 +23,7 @@ from ..checks import Qdq
 from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
-from ..ort.providers import others_than_cpus
+from ..ort.providers import beside_cpu
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.artifact import Artifact
@@ -80,7 +80,7 @@ def create_session(
     profile."""
     how: dict[str, Any] = {"threads": threads, "profile": profile, "providers": providers}
     if optimized and optimized.source:
-        how |= {"has_own_operators": True, "qdq": "auto" if others_than_cpus(providers or []) else qdq, "fuses_integers": True}
+        how |= {"has_own_operators": True, "qdq": "auto" if beside_cpu(providers or []) else qdq, "fuses_integers": True}
         return create_session_of(optimized.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
     if any(counted.needs_float_qdq for counted in nodes):

@@ -127,12 +127,12 @@ class Schema:
 
     @property
     def takes_type(self) -> bool:
-        """Whether an attribute gives the element type of the output."""
+        """Return whether an attribute gives the element type of the output."""
         return len(self.outputs) == 1 and any(attribute.name == "output_dtype" for attribute in self.attributes)
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all inputs that a variadic parameter stands for have the same element type."""
+        """Return whether all inputs that a variadic parameter stands for have the same element type."""
         return self.inputs[-1].is_homogeneous or self.inputs[-1].option != "variadic"
 
     def input(self, index: int) -> Parameter:

@@ -20,7 +20,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
-    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
+    """Return whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
     with suppress(OSError, ValueError):
         one = os.stat(path)
         return stat.S_ISREG(one.st_mode) and any(os.path.samestat(one, state) for other in others if (state := _stat(other)))

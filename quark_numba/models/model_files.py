@@ -165,12 +165,12 @@ class Source:
 
     @property
     def is_large(self) -> bool:
-        """Whether its tensors are more than a model in memory may have."""
+        """Return whether its tensors are more than a model in memory may have."""
         return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is large, and tensors of it are in files."""
+        """Return whether it is large, and tensors of it are in files."""
         return bool(self._states) and self.is_large
 
     def lazy(self, name: str = "not a valid model") -> ir.Model:
@@ -296,7 +296,7 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
 
 
 def is_large(model: ir.Model) -> bool:
-    """Whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
+    """Return whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
     return _size(model) > MAX_IN_MEMORY
 
 

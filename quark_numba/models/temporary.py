@@ -94,7 +94,7 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
 
 
 def _is_of_this_user(folder: Path) -> bool:
-    """Whether the folder is this user's. Another one could put a link in its place while it is being removed."""
+    """Return whether the folder is this user's. Another one could put a link in its place while it is being removed."""
     return os.name != "posix" or folder.lstat().st_uid == os.geteuid()
 
 

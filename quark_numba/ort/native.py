@@ -34,7 +34,8 @@ FLOAT_QDQ = "quark_numba.float_qdq"
 # Asks for all other domains, where the library is limited to some.
 ALL_DOMAINS = "quark_numba.all_domains"
 
-# The sessions never run. Their nodes get no kernels; `Registry.listing_needs` notes what these would need.
+# Marks the options of sessions that are created only to list what their nodes need, and that never run. No kernels are created
+# for their nodes; `Registry.listing_needs` collects the needs instead.
 LISTS_NEEDS = "quark_numba.lists_needs"
 
 # Followed by the name of a domain: the options have that domain. ONNX Runtime would refuse a domain that is added twice, with a
@@ -238,7 +239,7 @@ class Registry:
 
     @functools.cached_property
     def _may_copy(self) -> bool:
-        """Whether a session of this build of ONNX Runtime may have another provider, and no warning came yet."""
+        """Return whether a session of this build of ONNX Runtime may have another provider, and no warning came yet."""
         return bool(better_in_standard(available()))
 
     def _warn_of_copies(self) -> None:

@@ -9,7 +9,7 @@ from . import cuda
 
 _SUFFIX = "ExecutionProvider"
 
-# The provider that every build of ONNX Runtime has, and that runs what the others leave.
+# The provider that every build of ONNX Runtime has. It runs the nodes that no other provider takes.
 CPU = f"CPU{_SUFFIX}"
 
 # The provider of NVIDIA GPUs, for which this package has kernels.
@@ -20,7 +20,7 @@ CUDA = f"CUDA{_SUFFIX}"
 _WITHOUT_DEVICE = {CPU, f"Azure{_SUFFIX}"}
 
 
-def others_than_cpus(names: Iterable[str]) -> list[str]:
+def beside_cpu(names: Iterable[str]) -> list[str]:
     """Return the names of the providers that do not run nodes on the CPU."""
     return [name for name in names if name not in _WITHOUT_DEVICE]
 
@@ -33,7 +33,7 @@ def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]
     Whatever its options are, the OpenVINO provider (1.24) does not compute the operators of ONNX one by one, as they are
     written: it multiplies by inverses in place of dividing, makes one product of two, and computes float16 and float64 in
     float32."""
-    others = others_than_cpus(names)
+    others = beside_cpu(names)
     if others == [CUDA] and cuda.driver():
         return "cuda"
     return "standard" if others and f"OpenVINO{_SUFFIX}" not in others else "custom"

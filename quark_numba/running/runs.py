@@ -73,12 +73,12 @@ class Execution:
 
     @property
     def is_here(self) -> bool:
-        """Whether batches run in this process."""
+        """Return whether batches run in this process."""
         return self.workers is None and self.scheduler is None
 
     @property
     def is_remote(self) -> bool:
-        """Whether batches may run on other machines, which may lack the files of the models."""
+        """Return whether batches may run on other machines, which may lack the files of the models."""
         return self.scheduler is not None
 
     @property

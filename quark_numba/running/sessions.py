@@ -22,7 +22,7 @@ from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, register
-from ..ort.providers import operators_for, others_than_cpus, providers_of
+from ..ort.providers import beside_cpu, operators_for, providers_of
 from ..rewriting.optimize import optimized
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -84,7 +84,7 @@ def session_of(
     """Return a session of a model, with the package's operators if the model has them. For other execution providers than the
     CPU's the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones are
     written to files first, and the model may lose them. Raise ModelError."""
-    if others := others_than_cpus(providers_of(providers)):
+    if others := beside_cpu(providers_of(providers)):
         model = _for_others(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
@@ -101,7 +101,7 @@ def _for_others(model: model_files.Source | model_files.Model, providers: list[s
 
 
 def _has_own_operators(model: model_files.Model) -> bool:
-    """Whether the model has nodes of the package's domains."""
+    """Return whether the model has nodes of the package's domains."""
     nodes: Any = model.graph.all_nodes() if isinstance(model, ir.Model) else protos.nodes(model.graph, *model.functions)
     return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
 

@@ -14,7 +14,7 @@ import onnxruntime
 from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
 from ..errors import ModelError, reason_of
 from ..ort import FLOAT_QDQ, TENSORS_FOLDER, entry, register
-from ..ort.providers import available, operators_for, others_than_cpus
+from ..ort.providers import available, beside_cpu, operators_for
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, choose_providers
 
 # In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
@@ -73,8 +73,8 @@ class SessionRequest(NamedTuple):
         """The names of the execution providers beside the CPU provider. Options that choose some do not tell which: any
         provider of this build is possible, or one of another library."""
         names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
-        chosen = ["one that the options choose", *others_than_cpus(available())] if choose_providers(self.options) else []
-        return [*others_than_cpus(names), *chosen]
+        chosen = ["one that the options choose", *beside_cpu(available())] if choose_providers(self.options) else []
+        return [*beside_cpu(names), *chosen]
 
     @property
     def written_operators(self) -> Literal["custom", "cuda", "standard"]:
