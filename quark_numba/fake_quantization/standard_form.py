@@ -243,7 +243,7 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
     if smallest >= _MIN_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
     magnitude = op("Add", magnitude, 2.0**-126)
-    # The powers of two of numbers below 1, and of the others. One factor is 1.
+    # The powers of two of numbers below 1, and of numbers from 1 on. One factor is 1.
     below = last_place(op, op("Mul", op.clip(magnitude, 2.0**smallest, 1.0), 2.0**40))
     above = last_place(op, op.clip(magnitude, 1.0, _INF))
     return op.product(op("Mul", below, above), _power(2 * 23 - 40 - mantissa_bits))

@@ -103,9 +103,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Small tensors are read into `proto`, from files in `folder`, by default in the folder of `path`. Without both, the model has
-    to contain its tensors. Initializers named in `leave` are never read, because session options replace them. `state` is that
-    of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
+    Small tensors are read into `proto`, from files in `folder`, by default in the folder of `path`. If `folder` and `path` are
+    missing, the model has to contain its tensors. Initializers named in `leave` are never read, because session options replace
+    them. `state` is that of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -359,8 +359,9 @@ def check_written(
     others: Iterable[str | os.PathLike[str]],
     expected: str = "another file",
 ) -> None:
-    """Raise ModelError if a file is to be written that is read, or to be written twice, or that cannot be a file. Read are
-    models, their tensors, and others, which may be folders of files. `expected` ends the message of a file that is read."""
+    """Raise ModelError if a file is to be written that is read, or to be written twice, or that cannot be a file. The files
+    that are read are the models, their tensors, and `others`, which may be folders of files. `expected` ends the message of a
+    file that is read."""
     paths: list[str] = []
     for path in written:
         if os.path.isdir(path):

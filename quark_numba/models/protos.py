@@ -39,7 +39,8 @@ def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePr
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Yield all graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
+    """Yield all graphs of a model: the main graph, local functions, the graphs of a training, and the graphs in the nodes of
+    all of them."""
     training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:

@@ -29,7 +29,7 @@ def helpers(model: onnx.ModelProto) -> Helpers:
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
-    """Compile the regions of an optimized model until the helpers are done. Without regions, return at once."""
+    """Compile the regions of an optimized model until the helpers are done. Return at once if the model has no regions."""
     nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
     programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
     for text in programs:
