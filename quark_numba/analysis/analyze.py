@@ -73,9 +73,9 @@ def analyze(
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
 
-    The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the quantized
-    model's before rounding (the inherited error), the quantized model's after rounding (the inherited error and its own),
-    and the twin's after rounding (the error of this rounding alone).
+    The float twin is the model without its quantization nodes. Three tensors are compared with tensors of the twin: the
+    quantized model's before rounding (the inherited error), the quantized model's after rounding (the inherited error and its
+    own), and the twin's after rounding (the error of this rounding alone).
 
     Parameters
     ----------

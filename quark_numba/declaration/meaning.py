@@ -155,7 +155,7 @@ class DynamicQuantize(Generic[AnyOperand]):
     ----------
     x : Operand
     scale : Operand, optional
-        One scale for the whole tensor, by which those of the blocks are to be multiplied.
+        One scale for the whole tensor, by which the scales of the blocks are to be multiplied.
     element_type : ElementType
         The element type of the codes.
     axis, block_size : int

@@ -1,4 +1,5 @@
-"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and those with elements in files."""
+"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and tensors with elements in
+files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of graphs, each before those of its subgraphs."""
+    """Yield the nodes of graphs, each before the nodes of its subgraphs."""
     for graph in graphs:
         for node in graph.node:
             yield node
@@ -62,7 +63,8 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
+    """Yield all tensors of a model, including the tensors in attributes, except for the initializers of the main graph in
+    `leave`."""
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):

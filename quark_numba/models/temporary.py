@@ -99,7 +99,7 @@ def _is_of_this_user(folder: Path) -> bool:
 
 
 def _empty(folder: Path, mark: bytes) -> None:
-    """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
+    """Remove what `temporary_folder` puts into a folder. A lock without a mark was made before all files."""
     if mark:
         with _exchanges_wait(folder.parent):
             _put_back(folder.parent, folder)
