@@ -77,7 +77,7 @@ def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
     for machines in MACHINES:
         rate = machines * two["samples"] / two["batch"]
         rows.append([f"{machines}", digits(min(rate, most))])
-    yield from table(["machines like this, two workers each", "samples a second, by the above"], rows)
+    yield from table(["machines like this, two workers each", "samples a second (calculated)"], rows)
 
 
 if __name__ == "__main__":

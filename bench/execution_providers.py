@@ -136,7 +136,7 @@ def main() -> None:
             print(*rows[-1], sep=", ", flush=True)
     lines = [
         f"{machine(given.provider)}, CPU threads: {given.threads}, onnxruntime {onnxruntime.__version__}, {date.today()}.",
-        f"Times over the float model's on the same provider: medians of {ROUNDS} runs, in turns.",
+        f"Multiples of the float model's latency on the same provider (less is better): medians of {ROUNDS} runs, in turns.",
         "",
         *table(["model", "batch", "variant", "float model", *ways], rows),
     ]

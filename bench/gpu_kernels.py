@@ -663,7 +663,7 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
             totals[case.family] = [a + b for a, b in zip(total, (1, *reversed(result)), strict=True)]
         inputs.clear()
         rows = [[family, *map(str, total)] for family, total in totals.items()]
-        lines += table(["family", "kernels and granularities", "results", "of these not the CPU's bits"], rows)
+        lines += table(["family", "kernels and granularities", "results", "results with other bits than the CPU's"], rows)
 
     if given.bandwidth:
         copied = 4 * given.most
@@ -685,7 +685,9 @@ def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
             f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:",
             "",
         ]
-        lines += table(["kernel", "scales or blocks along", "bandwidth", "of a copy's", "compiled by the driver"], rows)
+        lines += table(
+            ["kernel", "scales or blocks along", "bandwidth (more is better)", "of a copy's", "compiled by the driver"], rows
+        )
     return lines
 
 

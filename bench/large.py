@@ -306,7 +306,7 @@ def _text(found: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the tables, one for each size."""
     names = ("numba", "onnxruntime", "onnx", "onnx-ir")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    yield f"{versions}; {date.today()}. Ratios are to the float model in plain ONNX Runtime.\n"
+    yield f"{versions}; {date.today()}. Ratios are to the float model in plain ONNX Runtime; less is better.\n"
     columns = ["peak of loading, MB", "loaded, MB", "after runs, MB", "loading, CPU s", "a run, ms"]
     for size in dict.fromkeys(each["size"] for each in found):
         of_size = [each for each in found if each["size"] == size]

@@ -33,10 +33,13 @@ NATIVE, COPY = "native session", "copy"
 # What others are compared with, the first one that was measured.
 REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, COPY, "native session, per tensor")
 SLOWER = 1.15
-# What a kept number is of a contender's turns, each of which is the median of its runs.
+# What a new result says its numbers are. A turn counts as the median of its runs.
 BEST = "the best of several turns"
 # On an idle machine, a float model that takes longer than this on one thread is hardly ever slower on two.
 SECONDS_FOR_TWO_THREADS, SLOWER_ON_TWO_THREADS = 1e-3, 1.1
+# What the numbers of tables are, in the header of the first column.
+RATE, MODEL = "billion elements a second (more is better)", "latency / float model (less is better)"
+FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", MODEL)
 # An optimized model is called as fast as the float model up to this multiple of its latency.
 AS_FAST = 1.1
 
@@ -149,7 +152,7 @@ def _operators(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, name) for name in names]
         if any(seconds):
             rows.append([f"{case.operation} {case.row.name}", *(digits(case.size / s / 1e9) if s else "" for s in seconds)])
-    yield from table(["", *names], rows)
+    yield from table([RATE, *names], rows)
 
 
 def _granularities(results: Results) -> Iterator[str]:
@@ -163,7 +166,7 @@ def _granularities(results: Results) -> Iterator[str]:
             seconds = results.get(match[0].group, NATIVE) if match else None
             row.append(digits(match[0].size / seconds / 1e9) if seconds else "")
         rows.append(row)
-    yield from table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
+    yield from table([RATE, *(f"{operation} {name}" for operation, name in columns)], rows)
 
 
 def _blocks(results: Results) -> Iterator[str]:
@@ -172,7 +175,7 @@ def _blocks(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, who) for who in ("native session", "direct call", COPY)]
         if all(seconds):
             rows.append([case.group, *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
-    yield from table(["", NATIVE, "direct call", COPY], rows)
+    yield from table([RATE, NATIVE, "direct call", COPY], rows)
 
 
 def _others(results: Results) -> Iterator[str]:
@@ -182,7 +185,7 @@ def _others(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, who) for who in contenders]
         if any(seconds):
             rows.append([case.group, *(digits(1e3 * each) if each else "" for each in seconds)])
-    yield from table(["", *contenders], rows)
+    yield from table(["ms (less is better)", *contenders], rows)
 
 
 def _models(results: Results) -> Iterator[str]:
@@ -200,15 +203,14 @@ def _models(results: Results) -> Iterator[str]:
             row.append(digits(1e3 * load) if load else "")
         if any(row):
             rows.append([f"{model}, {name}", *row])
-    columns = [*(f"threads: {threads}" for threads in THREADS), "load, ms"]
-    yield from table(["model", *columns, *(f"optimized, {column}" for column in columns)], rows)
+    columns = [column for how in (AS_WRITTEN, OPTIMIZED) for column in (*_columns(how), f"{how}, load, ms")]
+    yield from table([MODEL, *columns], rows)
 
 
 def _machine(results: Results) -> str:
     content = results.content
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    statistic = content.get("statistic", "medians of the turns")
-    words = [content["machine"], versions, content["date"], "" if statistic == BEST else statistic]
+    words = [content["machine"], versions, content["date"], content["statistic"]]
     return f"{'; '.join(filter(None, words))}. {content.get('note', '')}".rstrip() + "\n"
 
 
@@ -235,13 +237,13 @@ def _quantizers(results: Results) -> Iterator[str]:
     for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMIZED):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
         rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
-    yield from table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMIZED)], rows)
+    yield from table([MODEL, *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMIZED)], rows)
 
 
 def _onnx(results: Results) -> Iterator[str]:
     found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, models_of_onnx.OURS, ALL_OURS)
     rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
-    yield from table(["model", *_columns("float model", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")], rows)
+    yield from table([MODEL, *_columns("float model", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")], rows)
 
 
 def _beside_quark(results: Results) -> Iterator[str]:
@@ -253,14 +255,14 @@ def _beside_quark(results: Results) -> Iterator[str]:
             shown = [f"{digits(1e3 * reference)} ms" if reference else ""]
             shown += [digits(each / reference) if reference else f"{digits(1e3 * each)} ms" for each in seconds[1:]]
             rows.append([f"{name}, threads: {threads}", *shown, digits(seconds[1] / seconds[-1])])
-    yield from table(["model", *beside_quark.CONTENDERS, f"{beside_quark.CONTENDERS[1]} ÷ {beside_quark.CONTENDERS[-1]}"], rows)
+    yield from table([MODEL, *beside_quark.CONTENDERS, f"{beside_quark.CONTENDERS[1]} ÷ {beside_quark.CONTENDERS[-1]}"], rows)
     rows = []
     for name in FINE_TUNED:
         theirs, ours = (results.get(f"beside Quark: {name}", each) for each in beside_quark.CONTENDERS[1:3])
         if theirs and ours:
             rows.append([f"{name}, {STEPS} steps a layer", f"{digits(theirs)} s", f"{digits(ours)} s", digits(ours / theirs)])
     if rows:
-        yield from table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+        yield from table(["fine-tuning (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
 
 GREEN, BLUE, RED, YELLOW, GREY = "#2e8b57", "#5b7bb8", "#c44e52", "#e0a030", "#999999"
@@ -289,7 +291,7 @@ def _plot_operators(kept: Kept):
         seconds = [results.get(case.group, who) for case in shown]
         rates = [case.size / each / 1e9 if each else None for case, each in zip(shown, seconds, strict=True)]
         axis.plot(rates, range(len(shown)), "o", color=color, label="quark_numba, native session" if who == NATIVE else who)
-    _dots(axis, [f"{case.operation} {case.row.name}" for case in shown], "billion elements a second (logarithmic)")
+    _dots(axis, [f"{case.operation} {case.row.name}" for case in shown], f"{RATE}, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=5)
     return figure
@@ -308,7 +310,7 @@ def _plot_classifier(kept: Kept):
         for row, ratio in enumerate(ratios):
             if ratio:
                 axis.annotate(digits(ratio), (ratio, row), (0, 6), textcoords="offset points", ha="center", fontsize=7)
-    _dots(axis, [*FORMATS.values()], "latency on one thread, as a multiple of the float model's (logarithmic)")
+    _dots(axis, [*FORMATS.values()], f"{MODEL}, on one thread, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=3)
     return figure
@@ -373,7 +375,7 @@ def _plot_models(kept: Kept):
                 at = row + 0.18 * (place - 1.5)
                 axis.plot(ranges[place], (at, at), "o-", color=color, markersize=4, linewidth=1)
         axis.plot([], [], "o-", color=color, markersize=4, linewidth=1, label=label)
-    _dots(axis, [model for model, _ in rows], "latency, as a multiple of the float model's: the lowest and the highest")
+    _dots(axis, [model for model, _ in rows], f"{MODEL}, lowest and highest")
     figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     return figure
 
@@ -408,11 +410,11 @@ def _summary(kept: Kept) -> Iterator[str]:
     ratios = [*_optimized_ratios(kept)]
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
     yield f"In `InferenceSession`, {share:.0%} of the quantized models take at most {AS_FAST} times as long as the float model"
-    yield f"(half of them at most {digits(median(ratios))} times), and all at most {digits(max(ratios))} times."
+    yield f"(the median is {digits(median(ratios))} times), and all at most {digits(max(ratios))} times."
     yield ""
     yield "![Latency of all models in InferenceSession](models.svg)"
     yield ""
-    yield from table(["model", *RANGES], [[model, *map(_text, ranges)] for model, ranges in _ranges(kept)])
+    yield from table([MODEL, *RANGES], [[model, *map(_text, ranges)] for model, ranges in _ranges(kept)])
 
 
 def _targets(kept: Kept) -> Iterator[str]:
@@ -431,16 +433,14 @@ def _targets(kept: Kept) -> Iterator[str]:
         [f"optimized {', '.join(slow)}: 16 and 32 bits", 1.0, _joined(_in_quarks_types(kept, model, MODELS) for model in slow)],
         ["LSTM layers", 1.0, (min(lstm), max(lstm))],
     ]
-    yield from table(
-        ["latency, against float", "wanted", "measured"], [[each, f"{wanted} ×", _text(found)] for each, wanted, found in rows]
-    )
+    yield from table([MODEL, "target", "measured"], [[each, f"{target} ×", _text(found)] for each, target, found in rows])
     steps = (("a first session, bfloat16", 1.5, "InferenceSession, bf16 model, cache empty"),)
     steps += (("a first session, MX9", 2.5, "InferenceSession, MX9 model, cache empty"),)
     steps += (("a first call with a filled cache", 0.23, "first call, cache filled"),)
-    found = [[label, f"{wanted} s", f"{digits(start_up.get(f'start-up: {step}'))} s"] for label, wanted, step in steps]
-    yield from table(["start-up", "wanted", "measured"], found)
+    found = [[label, f"{target} s", f"{digits(start_up.get(f'start-up: {step}'))} s"] for label, target, step in steps]
+    yield from table(["start-up (less is better)", "target", "measured"], found)
     faster = operators.get(float8, "onnxruntime") / operators.get(float8, NATIVE)
-    yield f"Quantizing to float8 is {digits(faster)} times as fast as in ONNX Runtime, where 20 was wanted. The reasons follow."
+    yield f"Quantizing to float8 is {digits(faster)} times as fast as in ONNX Runtime, where the target is 20. The reasons:"
     yield ""
 
 
@@ -481,9 +481,7 @@ def _front(kept: Kept) -> Iterator[str]:
         seconds = results.groups[_classifier(name)]
         faster, against_float = (seconds[QUARK] / seconds[SESSION], seconds[SESSION] / seconds[FLOAT])
         rows.append([label, digits(faster), digits(against_float)])
-    yield from table(
-        ["`InferenceSession`, on one thread", "times as fast as Quark's library", "times the float model's latency"], rows
-    )
+    yield from table(["`InferenceSession`, on one thread", *FRONT_COLUMNS], rows)
     yield from _note(results)
 
 
@@ -493,11 +491,12 @@ def _front_start_up(kept: Kept) -> Iterator[str]:
 
     def seconds(who: str, cache: str) -> str:
         found = [results.get(f"start-up: {who}, {model} model, cache {cache}") for model in ("bf16", "MX9")]
-        return _text((min(found), max(found)), " s") if all(found) else ""
+        bfloat16, mx9 = (f"{digits(each)} s" if each else "" for each in found)
+        return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
 
     first, later = (seconds("InferenceSession", cache) for cache in ("empty", "filled"))
     saved = seconds("InferenceSession with cache=True", "filled")
-    yield f"- The first `InferenceSession` of the classifier (bfloat16, MX9) takes {first}, most of which is compiling."
+    yield f"- The first `InferenceSession` of the classifier takes {first}, most of which is compiling."
     yield f"  Later ones take {later}{f', or {saved} with `cache=True`' if saved else ''}, imports included."
     yield ""
 
@@ -508,7 +507,7 @@ def _start_up(results: Results) -> Iterator[str]:
         for group, found in results.groups.items()
         for each in found.values()
     ]
-    yield from table(["step", "time"], rows)
+    yield from table(["step", "time (less is better)"], rows)
 
 
 def _kept() -> Kept:

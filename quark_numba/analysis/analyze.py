@@ -73,9 +73,9 @@ def analyze(
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
 
-    The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the quantized
-    model's before rounding (the inherited error), the quantized model's after rounding (the inherited error and its own),
-    and the twin's after rounding (the error of this rounding alone).
+    The float twin is the model without its quantization nodes. Three tensors are compared with tensors of the twin: the
+    quantized model's before rounding (the inherited error), the quantized model's after rounding (the inherited error and its
+    own), and the twin's after rounding (the error of this rounding alone).
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def _of_weight(quantizer: Quantizer) -> TensorSums | None:
         return None
     weight, rounded = quantizer.weight, quantizer.rounded
     sums = measure(quantizer, weight, weight, rounded)
-    # The errors are those of the rounded weight in the model. Rounding the float weight here may return another one.
+    # The errors are those of the rounded weight in the model. Rounding the float weight here may have another result.
     sums.own_noise, sums.largest_own = sums.noise, sums.largest
     sums.flushed = float(np.sum((rounded == 0) & (weight != 0)))
     return sums

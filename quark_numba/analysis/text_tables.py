@@ -43,7 +43,7 @@ def figures(evaluation: EvaluationFields) -> list[list[str]]:
 
 
 def of_analysis(analysis: AnalysisFields, top: int) -> Iterator[Table]:
-    """Yield the tables, with at most `top` rows in those of nodes and tensors."""
+    """Yield the tables, with at most `top` rows in the tables of nodes and tensors."""
     yield outputs("Quantized model, against the reference", analysis.outputs)
     yield from not_compared(analysis.not_compared)
     if analysis.twin:

@@ -192,7 +192,7 @@ def convert_in_order(
     """Return the result of ``convert(x, y)``, which writes a C-contiguous y: `out`, or a new array in the memory order of x.
 
     A Fortran-ordered x, and the result, are passed as the C-ordered arrays of the reversed shape. If `out` has another memory
-    layout, or shares memory with x or the others, `convert` writes a new array, which is copied to `out`."""
+    layout, or shares memory with x or one of `others`, `convert` writes a new array, which is copied to `out`."""
     if out is not None:
         _check_out(out, x.shape, element_type)
     is_fortran = x.flags.fnc

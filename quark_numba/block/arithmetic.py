@@ -253,7 +253,8 @@ def _magnitude_of(key: Key) -> Any:
 
 @inline
 def _is_ordinary(shared: Any) -> Any:
-    """Return whether a block is ordinary: the exponent of its largest magnitude `shared` is in range, or the magnitude is 0."""
+    """Return whether a block is ordinary: the exponent of its largest magnitude, `shared`, is in range, or the magnitude is
+    0."""
     exponent = np.uint32(shared >> np.uint32(23))
     return shared == np.uint32(0) or (exponent >= np.uint32(_MIN_ORDINARY) and exponent <= np.uint32(_MAX_ORDINARY))
 

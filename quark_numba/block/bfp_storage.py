@@ -32,8 +32,8 @@ class BFPBlocks(NamedTuple):
     exponents: NDArray[np.uint8]
     """The exponents of the blocks, biased by 127; 255: all elements are NaN."""
     shifts: NDArray[np.uint8]
-    """By how much the exponents of sub-blocks are smaller than those of their blocks. "to_bfp" has one sub-block a block, and
-    zeros."""
+    """By how much the exponents of sub-blocks are smaller than the exponents of their blocks. "to_bfp" has one sub-block a
+    block, and zeros."""
 
 
 @keeps_labels
@@ -100,7 +100,7 @@ def bfp_dequantize(
     sub_block_size: int = 2,
     output_dtype: DTypeLike | str | int = "float32",
 ) -> NDArray[Any]:
-    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raises
+    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raise
     TypeError or ValueError for invalid arguments."""
     arguments = locals()
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)

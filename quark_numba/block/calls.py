@@ -175,7 +175,7 @@ def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, tensor_scale: n
     function = functools.partial(rounded_block, key, blocks, axis=axis, tensor_scale=tensor_scale)
     if x.npartitions == 1 or x.size == 1:
         function = functools.partial(convert, key, blocks, axis=axis, out=None, tensor_scale=tensor_scale)
-    elif not any(length > 1 for length in x.shape):  # of no or of one element?
+    elif not any(length > 1 for length in x.shape):  # a shape with at most one element
         check_sizes(x, "x", range(x.ndim))
     (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block)
     return y

@@ -19,14 +19,14 @@ from .granularity import MAX_IN_REGISTERS, Blocks
 from .kernels import bounds_of
 from .key import Key
 
-# The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses, the last one
-# that of the scale of the tensor, a float32; 0 stands for 1. `size` is the number of elements of x. The scales have the order
-# of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
+# The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses. The scale of
+# the tensor is a float32; the address 0 stands for a scale of 1. `size` is the number of elements of x. The scales have the
+# order of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
 WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Blocks._fields), ("size", "is_aligned"))
 
 
 def count_columns(inner: int, per_byte: int) -> int:
-    """Return how many of the `inner` blocks that lie side by side a thread converts. No byte may be of two threads."""
+    """Return how many of the `inner` blocks that lie side by side a thread converts. Two threads may not share a byte."""
     if per_byte == 1 or inner == 1:
         return 1
     return per_byte if inner % per_byte == 0 else inner

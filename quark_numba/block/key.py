@@ -35,7 +35,7 @@ class Key(NamedTuple):
 
     @property
     def has_scales(self) -> bool:
-        """Whether the kernel computes scales as they are stored, and steps from these."""
+        """Return whether the kernel computes scales as they are stored, and steps from the stored scales."""
         return self.has_codes or self.rule in (RCEIL, NVFP4)
 
     @property

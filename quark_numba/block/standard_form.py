@@ -64,8 +64,8 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
 
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
-    """Return the powers of two whose exponents are those of the largest finite elements of blocks, 2**-127 for subnormal ones,
-    times a factor; 1 for zeros.
+    """Return, times a factor, the power of two with the exponent of each block's largest finite element: 2**-127 if the element
+    is subnormal, 1 if it is 0.
 
     -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN. Where all elements are zeros, any power
     does, and a subnormal one is slow, or is 0 where subnormal numbers are flushed."""
@@ -247,7 +247,7 @@ def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
 
 class _Cut(NamedTuple, Generic[AnyOperand]):
     """x in blocks: x, padded to whole blocks, in a shape with an axis for the elements of a sub-block, and, if a block has
-    several of these, an axis for them in front of it."""
+    several sub-blocks, an axis for the sub-blocks in front of it."""
 
     op: Builder[AnyOperand]
     x: AnyOperand

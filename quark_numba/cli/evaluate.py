@@ -92,7 +92,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         )
     tell_failed(evaluation.failed)
     if options.json:
-        # Without the rates, which differ from run to run, so that the JSON is always the same for the same models and data.
+        # The rates are left out: they differ from run to run, and the JSON is always the same for the same models and data.
         fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **fields})
     else:

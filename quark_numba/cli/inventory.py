@@ -111,7 +111,8 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a node by name."""
     attributes = {}
     for attribute in node.attribute:
-        # In a function, an attribute may refer to one of the function's, which has a value only when the function is called.
+        # In a function, an attribute may refer to an attribute of the function, which has a value only in a call of the
+        # function.
         value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
         attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     return attributes

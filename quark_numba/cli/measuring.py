@@ -37,7 +37,7 @@ _WARM_UP = 3
 # The suffix of the profiler's events that time nodes.
 _KERNEL_TIME = "_kernel_time"
 
-# Operators that run subgraphs. The profiler also times the nodes of these, so their own time would count twice.
+# Operators that run subgraphs. The profiler also times the nodes of the subgraphs, which would count twice.
 _OF_BODIES = ("If", "Loop", "Scan")
 
 # The number of runs that a session does before the next session's turn: few enough that all sessions meet the same state of the

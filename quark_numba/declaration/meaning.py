@@ -23,7 +23,7 @@ class Operand(Protocol):
         """The element type, or None if it is unknown."""
 
     def is_same(self, other: Any) -> bool:
-        """Whether another operand has the same value in every run."""
+        """Return whether another operand has the same value in every run."""
 
 
 AnyOperand = TypeVar("AnyOperand", bound=Operand)
@@ -59,17 +59,17 @@ class Affine(Generic[AnyOperand]):
 
     @property
     def has_other_type(self) -> bool:
-        """Whether the node names a type other than float32 to compute in."""
+        """Return whether the node names a type other than float32 to compute in."""
         return self.computes_in not in (None, FLOAT32)
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the zero point is known to be 0."""
+        """Return whether the zero point is known to be 0."""
         array = None if self.zero_point is None else self.zero_point.array
         return self.zero_point is None or (array is not None and not any(array.tobytes()))
 
     def has_same_parameters(self, other: Affine[AnyOperand]) -> bool:
-        """Whether scale, zero point and granularity are the same in every run."""
+        """Return whether scale, zero point and granularity are the same in every run."""
         scale = self.scale.array
         is_one_scale = scale is not None and scale.size == 1
         if (self.axis != other.axis and not is_one_scale) or self.block_size != other.block_size:
@@ -143,7 +143,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
         return int(self.attributes["block_size"])
 
     def is_equal(self, other: Meaning[AnyOperand]) -> bool:
-        """Whether a node rounds to the same format, in the same blocks."""
+        """Return whether a node rounds to the same format, in the same blocks."""
         return isinstance(other, BlockRoundTrip) and (self.operator, self.attributes) == (other.operator, other.attributes)
 
 
@@ -155,7 +155,7 @@ class DynamicQuantize(Generic[AnyOperand]):
     ----------
     x : Operand
     scale : Operand, optional
-        One scale for the whole tensor, by which those of the blocks are to be multiplied.
+        One scale for the whole tensor, by which the scales of the blocks are to be multiplied.
     element_type : ElementType
         The element type of the codes.
     axis, block_size : int

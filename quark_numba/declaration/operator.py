@@ -68,7 +68,7 @@ class Operator(Schema):
         Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
         operators with hundreds of nodes in a model are checked in the run instead.
     runs_on_gpus : bool
-        Whether the family has kernels for NVIDIA's GPUs, and a module of its name in ``ort/gpu_nodes``.
+        Whether the family has kernels for NVIDIA GPUs, and a module of its name in ``ort/gpu_nodes``.
     """
 
     family: str

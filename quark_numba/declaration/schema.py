@@ -48,8 +48,8 @@ class Attribute:
 @dataclass(frozen=True)
 class Parameter:
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
-    parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, the element type of each of its
-    inputs is any one of its type variable, independently of the others. Every node has at least one input."""
+    parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, each of its inputs may have any
+    element type of its type variable, whichever types its other inputs have. Every node has at least one input."""
 
     name: str
     variable: str
@@ -127,12 +127,12 @@ class Schema:
 
     @property
     def takes_type(self) -> bool:
-        """Whether an attribute gives the element type of the output."""
+        """Return whether an attribute gives the element type of the output."""
         return len(self.outputs) == 1 and any(attribute.name == "output_dtype" for attribute in self.attributes)
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all inputs that a variadic parameter stands for have the same element type."""
+        """Return whether all inputs that a variadic parameter stands for have the same element type."""
         return self.inputs[-1].is_homogeneous or self.inputs[-1].option != "variadic"
 
     def input(self, index: int) -> Parameter:
@@ -166,8 +166,8 @@ class Schema:
                 raise TypeError(f"{parameter.name} has element type {element_type.name}; expected {names(allowed)}")
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values for all attributes: the given values, and defaults for the others. Raise ValueError if a required
-        attribute is missing."""
+        """Return values for all attributes: the given values, and the defaults of all other attributes. Raise ValueError if a
+        required attribute is missing."""
         result = {}
         for attribute in self.attributes:
             value = given.get(attribute.name, attribute.default)

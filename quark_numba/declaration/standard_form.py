@@ -48,17 +48,17 @@ class Builder(ABC, Generic[AnyOperand]):
 
     @abstractmethod
     def may_be_nan(self, x: AnyOperand) -> bool:
-        """Whether it is not proved that no element of an operand is NaN."""
+        """Return whether it is not proved that no element of an operand is NaN."""
 
     @property
     @abstractmethod
     def is_beside_product(self) -> bool:
-        """Whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
+        """Return whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
 
     @property
     @abstractmethod
     def signs_of_zeros_matter(self) -> bool:
-        """Whether 0 and -0 in the node's output may make a difference."""
+        """Return whether 0 and -0 in the node's output may make a difference."""
 
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NotRewrittenError if it is not known."""
@@ -158,7 +158,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
 
 def is_constant(operand: Given) -> TypeGuard[NDArray[Any]]:
-    """Whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
+    """Return whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
     return isinstance(operand, (np.ndarray, np.generic))
 
 
@@ -181,7 +181,7 @@ def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
 
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:
-    """Whether dividing float32 by these numbers gives the same bits as multiplying with their inverses."""
+    """Return whether dividing float32 by these numbers gives the same bits as multiplying with their inverses."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
     exact = (np.abs(np.frexp(scale)[0]) == 0.5) & np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(np.float32).tiny)

@@ -72,7 +72,7 @@ class ElementType:
 
     @cached_property
     def has_negative_zero(self) -> bool:
-        """Whether the code with only the sign bit set is -0, and not NaN."""
+        """Return whether the code with only the sign bit set is -0, and not NaN."""
         return bool(self.code_values[1 << (self.bits - 1)] == 0)
 
     @cached_property
@@ -105,7 +105,7 @@ class ElementType:
 
     @cached_property
     def is_packed(self) -> bool:
-        """Whether ONNX Runtime's tensors hold several elements per byte. numpy's arrays hold one."""
+        """Return whether ONNX Runtime's tensors hold several elements per byte. numpy's arrays hold one."""
         return self.bits in (2, 4)
 
     def has_tensors(self, release: tuple[int, ...] | None = None) -> bool:

@@ -30,7 +30,7 @@ def place_of(tensor: onnx.TensorProto) -> ExternalDataInfo:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path is that of the folder or below it. Neither may contain links."""
+    """Return whether a path is the folder or below it. Neither may contain links."""
     return os.path.normcase(os.path.join(path, "")).startswith(os.path.normcase(os.path.join(folder, "")))
 
 

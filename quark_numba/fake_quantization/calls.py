@@ -53,7 +53,7 @@ def fake_quantize(
     signed : bool
         Whether codes are from -2 ** (bit_width - 1) to 2 ** (bit_width - 1) - 1, or from 0 to 2 ** bit_width - 1.
     narrow : bool
-        Whether the lowest code of signed formats, or the highest code of others, is left out.
+        Whether the lowest code of signed formats, or the highest code of unsigned formats, is left out.
     rounding_mode : str
         "ROUND" or "HALF_EVEN" (to nearest, ties to even), "CEIL", "FLOOR", "UP" (away from 0), "DOWN" or "ROUND_TO_ZERO",
         "HALF_UP" (to nearest, ties away from 0), "HALF_DOWN" (ties towards 0). Case does not matter.
@@ -119,8 +119,8 @@ def convert(
 ) -> NDArray[np.float32]:
     """Return x rounded to a format.
 
-    `parameters` has the form's parameters by their names, and may have others. `names` are the names of arguments, for
-    messages, if they differ from those. Raise TypeError or ValueError if an argument is invalid."""
+    `parameters` has the form's parameters by their names, and may have more. `names` has the names by which messages call the
+    parameters, if these names differ. Raise TypeError or ValueError if an argument is invalid."""
     form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))

@@ -90,7 +90,8 @@ def _prepare(key: Key) -> Callable[[Any, Any, int], bool]:
     make = _make(key)
 
     def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
-        """Write the numbers of all rows for the parameters, which lie in the same order. Return whether these are valid."""
+        """Write the numbers of all rows for the parameters, which lie in the same order. Return whether the parameters are
+        valid."""
         are_valid = np.bool_(True)
         for row in range(rows):
             are_valid &= make(parameters, rows, row, numbers)

@@ -11,8 +11,8 @@ class Form(NamedTuple):
     """A way to describe a format: the names of its parameters, in the order in which functions take them.
 
     `numbers` is how many numbers the kernels take, which follow from the parameters. `single` are the parameters that have one
-    element; the others broadcast to x. `expected` says which values are valid, for messages. `is_double` tells whether
-    the arithmetic is in float64, `has_modes` whether a node may have another rounding mode than ROUND."""
+    element; all other parameters broadcast to x. `expected` says which values are valid, for messages. `is_double` tells
+    whether the arithmetic is in float64, `has_modes` whether a node may have another rounding mode than ROUND."""
 
     name: str
     numbers: int

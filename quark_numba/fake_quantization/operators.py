@@ -1,4 +1,4 @@
-"""The family's declarations: the operator that `optimize` writes, and a function that declares those of dialects."""
+"""The family's declarations: the operator that `optimize` writes, and a function that declares the operators of dialects."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _Meaning = Callable[[Sequence[Any], Mapping[str, Any]], FakeQuantize[Any]]
 
 
 def number(name: str, doc: str, option: Option = "required") -> Parameter:
-    """Return an input that helps to describe a format. Its element type is any that numbers have, whatever the others have. A
-    float64 is rounded to float32."""
+    """Return an input that helps to describe a format. It may have any element type of numbers, whichever types the other
+    inputs have. A float64 is rounded to float32."""
     return Parameter(name, _NUMBER, doc, option, is_homogeneous=False)
 
 
@@ -49,8 +49,8 @@ def operator(
     doc: str,
     format_name: str = "integers",
 ) -> Operator:
-    """Return the declaration of an operator whose nodes have a `meaning`. `inputs` are those besides x. `form` is the form of
-    that meaning, or "" if it depends on attributes."""
+    """Return the declaration of an operator whose nodes have a `meaning`. `inputs` are the inputs besides x. `form` is the form
+    of the meaning, or "" if it depends on attributes."""
     every = (Parameter("x", "T", "What to round."), *inputs)
     faults = {VALUES: f"the format is not valid; expected {FORMS[form].expected if form else 'one that its form accepts'}"}
     for i, parameter in enumerate(inputs, 1):

@@ -1,8 +1,8 @@
 """What the family computes, in the standard operators of ONNX.
 
-The functions are those of ``arithmetic`` by the same names, operation by operation. The numbers that they take are those of
-``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN, and Clip alone
-keeps -0 at a bound of 0.
+The functions correspond to the functions of ``arithmetic`` by the same names, operation by operation. The numbers that they
+take are those of ``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN,
+and Clip alone keeps -0 at a bound of 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .key import FORMS, Key, select
 _INF = float("inf")
 _f32 = np.float32
 
-# The parameters that need not be constants, by form, and their places among the numbers, at which they are as they are. Other
-# numbers depend on those without places.
+# The parameters that need not be constants, by form, and their places among the numbers, at which they are as they are. All
+# other numbers depend on the parameters without places.
 _VARYING: dict[str, dict[str, tuple[int, ...]]] = {
     "integer": {"scale": (0,), "zero_point": (1,), "bit_width": ()},
     "codes": {"scale": (0,), "low": (1,), "high": (2,)},
@@ -243,7 +243,7 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
     if smallest >= _MIN_EXPONENT:
         return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
     magnitude = op("Add", magnitude, 2.0**-126)
-    # The powers of two of numbers below 1, and of the others. One factor is 1.
+    # The powers of two of numbers below 1, and of numbers from 1 on. One factor is 1.
     below = last_place(op, op("Mul", op.clip(magnitude, 2.0**smallest, 1.0), 2.0**40))
     above = last_place(op, op.clip(magnitude, 1.0, _INF))
     return op.product(op("Mul", below, above), _power(2 * 23 - 40 - mantissa_bits))

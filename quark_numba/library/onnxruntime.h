@@ -77,7 +77,7 @@ static word read_attribute(api_table api, word info, const struct attribute *att
         status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)0, (word)&size);
         if (!status) {
             char *characters = malloc(size + 1);
-            if (!characters) return FAIL(api, "attribute ", attribute->name, ": there is no memory");
+            if (!characters) return FAIL(api, "attribute ", attribute->name, ": out of memory");
             characters[0] = characters[size] = 0;
             status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)characters, (word)&size);
             result->text = characters;

@@ -31,7 +31,7 @@ struct kernel {
     word own[];
 };
 
-#define NO_MEMORY "there is no memory"
+#define NO_MEMORY "out of memory"
 
 static int is_same(const struct operator_ *of, const struct value *found, const struct value *expected) {
     for (size_t i = 0; i < of->attribute_count; i++) {

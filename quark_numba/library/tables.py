@@ -66,7 +66,7 @@ class Tables:
         if needs:
             contents = operators.messages_of(operator)
             messages = self._array("word", [_list([f"(word){_text(text)}", str(len(text))]) for text in contents], "[2]")
-            addresses = [operators.compiled(operator.family, name) for name in ("settle", "compute", "prepare", "destroy")]
+            addresses = [operators.node_function(operator.family, name) for name in ("settle", "compute", "prepare", "destroy")]
             functions = [self._symbol(address) if address else "0" for address in addresses]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
         options = [

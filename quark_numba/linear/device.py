@@ -161,8 +161,8 @@ def kernel(key: Key, scale: ElementType) -> DeviceKernel:
     get, (clear, put) = getter(x_bits), putters(y_bits)
 
     def elements(work_address: int, block: int, thread: int) -> int:
-        """Convert `count` elements: at most a VECTOR of x and of y. The last ones of a tensor, and those of tensors that are
-        not aligned, are converted one by one."""
+        """Convert `count` elements: at most a VECTOR of x and of y. The last elements of a tensor, and all elements of tensors
+        that are not aligned, are converted one by one."""
         work = record_at(work_address, WORK)
         first = unsigned(block * THREADS + thread) * unsigned(count)
         if first >= work.units:

@@ -104,6 +104,10 @@ def _run(key: Key) -> Any:
         """Convert x, which begins at element `start` of an array with this ``granularity.Loop`` (a tuple or an array). Each
         pass of the loop converts the elements that share a scale, or a row of scales. There are as many zero points as scales,
         or one for all."""
+        # For example, let x be elements 9 to 23 of an array of shape (4, 6): `start` is 9, and x.size is 15. With blocks of 2
+        # along axis 0, Loop(4, 2, 6, 2, True), the passes convert elements 9..12 of the array with scales 3..6, 12..18 with
+        # 6..12, and 18..24 with 6..12. With blocks of 2 along axis 1, Loop(6, 2, 1, 12, False), they convert element 9 with
+        # scale 4, 10..12 with scale 5, 12..14 with scale 6, and so on.
         done, size = signed(0), x.size
         if size == 0:
             return

@@ -43,8 +43,8 @@ class Key(NamedTuple):
 
     @property
     def converts_to_words(self) -> bool:
-        """Whether the conversion of an element returns the code as an int32, because y's codes have one byte. Vectors of words
-        are packed to bytes faster than LLVM does it for each (see ``vectors.narrow``)."""
+        """Return whether the conversion of an element returns the code as an int32, because y's codes have one byte. Vectors of
+        words are packed to bytes faster than LLVM does it for each (see ``vectors.narrow``)."""
         return self.operation == "quantize" and self.y.storage.itemsize == 1
 
     @property

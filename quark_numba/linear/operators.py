@@ -193,7 +193,7 @@ class LinearOperator:
             if zero_point is None:
                 element_type = output_dtype or self.version.y[0]
             elif element_type and output_dtype not in (None, element_type):
-                raise ValueError(f"output_dtype is {output_dtype.number}, and the zero point is {element_type.name}")
+                raise ValueError(f"output_dtype is {output_dtype.number}; expected the zero point's type, {element_type.name}")
             computes_in = precision
         axis, block_size, saturate = (int(attributes.get(name, DEFAULTS[name])) for name in ("axis", "block_size", "saturate"))
         return self.common.meaning(x, scale, zero_point, element_type, axis, block_size, saturate != 0, computes_in)

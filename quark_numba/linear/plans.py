@@ -34,7 +34,7 @@ _WRITTEN = FLAT | _OWNS_DATA | 0x400  # and writeable
 
 
 class Plan:
-    """How arrays of certain dtypes and shapes are converted. It is decided by the first call, and kept for others like it.
+    """How arrays of certain dtypes and shapes are converted. It is decided by the first call, and kept for later calls like it.
 
     Parameters
     ----------

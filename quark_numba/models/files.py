@@ -20,7 +20,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
-    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
+    """Return whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
     with suppress(OSError, ValueError):
         one = os.stat(path)
         return stat.S_ISREG(one.st_mode) and any(os.path.samestat(one, state) for other in others if (state := _stat(other)))
@@ -54,7 +54,7 @@ def named_in_utf8(path: str | os.PathLike[str]) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ModelError(f"{name}: not a name in UTF-8; expected one, as ONNX Runtime takes no others") from None
+        raise ModelError(f"{name}: the name is not in UTF-8, which ONNX Runtime requires") from None
     return name
 
 
@@ -135,7 +135,8 @@ def _rewrite(written: str, target: str, size: int) -> None:
             try:
                 os.posix_fallocate(file.fileno(), 0, needed)
             except BaseException as error:
-                # Of file systems that cannot do it; EBADF: nor read the file to do without.
+                # The errors of file systems that cannot do it. EBADF: the file cannot be read either, which a substitute for it
+                # needs.
                 lacking = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
                 if not isinstance(error, OSError) or error.errno not in lacking:
                     file.truncate(size)

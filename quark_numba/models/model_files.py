@@ -103,9 +103,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Small tensors are read into `proto`, from files in `folder`, by default in the folder of `path`. Without both, the model has
-    to contain its tensors. Initializers named in `leave` are never read, because session options replace them. `state` is that
-    of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
+    Small tensors are read into `proto`, from files in `folder`, by default in the folder of `path`. If `folder` and `path` are
+    missing, the model has to contain its tensors. Initializers named in `leave` are never read, because session options replace
+    them. `state` is that of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -165,12 +165,12 @@ class Source:
 
     @property
     def is_large(self) -> bool:
-        """Whether its tensors are more than a model in memory may have."""
+        """Return whether its tensors are more than a model in memory may have."""
         return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is large, and tensors of it are in files."""
+        """Return whether it is large, and tensors of it are in files."""
         return bool(self._states) and self.is_large
 
     def lazy(self, name: str = "not a valid model") -> ir.Model:
@@ -296,7 +296,7 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
 
 
 def is_large(model: ir.Model) -> bool:
-    """Whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
+    """Return whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
     return _size(model) > MAX_IN_MEMORY
 
 
@@ -359,8 +359,9 @@ def check_written(
     others: Iterable[str | os.PathLike[str]],
     expected: str = "another file",
 ) -> None:
-    """Raise ModelError if a file is to be written that is read, or to be written twice, or that cannot be a file. Read are
-    models, their tensors, and others, which may be folders of files. `expected` ends the message of a file that is read."""
+    """Raise ModelError if a file is to be written that is read, or to be written twice, or that cannot be a file. The files
+    that are read are the models, their tensors, and `others`, which may be folders of files. `expected` ends the message of a
+    file that is read."""
     paths: list[str] = []
     for path in written:
         if os.path.isdir(path):

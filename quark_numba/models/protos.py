@@ -1,4 +1,5 @@
-"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and those with elements in files."""
+"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and tensors with elements in
+files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of graphs, each before those of its subgraphs."""
+    """Yield the nodes of graphs, each before the nodes of its subgraphs."""
     for graph in graphs:
         for node in graph.node:
             yield node
@@ -39,7 +40,8 @@ def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePr
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Yield all graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
+    """Yield all graphs of a model: the main graph, local functions, the graphs of a training, and the graphs in the nodes of
+    all of them."""
     training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
@@ -61,7 +63,8 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
+    """Yield all tensors of a model, including the tensors in attributes, except for the initializers of the main graph in
+    `leave`."""
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):

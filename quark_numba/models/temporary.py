@@ -27,8 +27,8 @@ _NAME = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}\{_SUFFIX}")
 # in it. A folder of the same name without it belongs to another program.
 _LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it is no longer used.\n"
 
-# The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in another one,
-# and a file says what is exchanged.
+# The folder within it for the files. While files beside the temporary folder are exchanged, the old files are in another
+# folder, and a file says what is exchanged.
 _FILES, _ASIDE, _EXCHANGE = "files", "aside", "exchange.json"
 
 # A file within it that is made to see which mode new files have.
@@ -94,12 +94,12 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
 
 
 def _is_of_this_user(folder: Path) -> bool:
-    """Whether the folder is this user's. Another one could put a link in its place while it is being removed."""
+    """Return whether the folder is this user's. Another one could put a link in its place while it is being removed."""
     return os.name != "posix" or folder.lstat().st_uid == os.geteuid()
 
 
 def _empty(folder: Path, mark: bytes) -> None:
-    """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
+    """Remove what `temporary_folder` puts into a folder. A lock without a mark was made before all files."""
     if mark:
         with _exchanges_wait(folder.parent):
             _put_back(folder.parent, folder)
@@ -120,8 +120,8 @@ def _remove_files(folder: str | os.PathLike[str]) -> None:
 @contextmanager
 def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
     """Move files of `place` aside, the last one first, while their new content is moved there from `folder`, which
-    `temporary_folder` yielded. If the last file does not get there, or this process is killed, those of before come back: now,
-    or else when files of the place are used next."""
+    `temporary_folder` yielded. If the last file does not get there, or this process is killed, the old files come back: now, or
+    else when files of the place are used next."""
     root = os.path.dirname(folder)
     new = {file: _identity(os.path.join(folder, file)) for file in files}
     os.mkdir(os.path.join(root, _ASIDE))

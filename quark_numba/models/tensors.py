@@ -144,7 +144,7 @@ def unit_of(tensor: ir.TensorProtocol) -> int:
 
 
 def is_in_memory(tensor: ir.TensorProtocol) -> bool:
-    """Whether the elements of a tensor need not be read from a file, or computed."""
+    """Return whether the elements of a tensor need not be read from a file, or computed."""
     return not isinstance(tensor, (ComputedTensor, ir.ExternalTensor))
 
 

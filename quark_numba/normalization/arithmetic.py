@@ -46,8 +46,8 @@ def _add_up(typingctx: Any, tile: Any, stride: Any, columns: Any, sums: Any, squ
 
     def plus_square(builder: Any, total: Any, value: Any) -> Any:
         """Return total + value * value. One rounding, as in a fused multiply-add, has the same result as rounding to float64
-        and then to float32. For the float64 sum is exact, or one operand is less than 2**-28 times the other; then the sum is
-        not at a tie of float32, because the larger operand has at most 24 bits."""
+        and then to float32. The reason is that the float64 sum is exact, or that one operand is less than 2**-28 times the
+        other operand; then the sum is not at a tie of float32, because the larger operand has at most 24 bits."""
         if HAS_FMA:
             function_type = ir.FunctionType(vector, [vector] * 3)
             fused = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32")

@@ -1,9 +1,9 @@
 """What the family computes, in the standard operators of ONNX.
 
-The functions are those of ``arithmetic``. The sums of an instance are those of CumSum, which adds one element after the other.
-The square of a bfloat16 is a float32, so that adding it is the fused step of the kernel. Two cases differ: squares of elements
-below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, and that no computation returns. All
-but the last steps take one element for each instance.
+The functions correspond to the functions of ``arithmetic``. CumSum computes the sums of an instance, because it adds one
+element after another. The square of a bfloat16 is a float32, so that adding it is the fused step of the kernel. Two cases
+differ: squares of elements below 2 ** -67, which are rounded here, and those NaN of x that the kernel makes Inf or 0, and that
+no computation returns. All but the last steps take one element for each instance.
 """
 
 from __future__ import annotations

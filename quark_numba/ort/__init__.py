@@ -42,8 +42,8 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
     qdq : "auto", "float" or "onnxruntime"
         Who runs ONNX's own QuantizeLinear and DequantizeLinear. "onnxruntime": ONNX Runtime. "float": this package (native
         only; ONNX Runtime 1.31 or later). "auto": what an earlier call with the same options chose, or ONNX Runtime.
-        This package's have all types of opset 10 to 28. ONNX Runtime's CPU provider refuses bfloat16 and float4e2m1 data,
-        bfloat16, float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. "float" also sets
+        This package's operators have all types of opset 10 to 28. ONNX Runtime's CPU provider refuses bfloat16 and float4e2m1
+        data, bfloat16, float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. "float" also sets
         `session.disable_quant_qdq` and `optimization.disable_specified_optimizers`, unless `session_options` have these
         entries. Otherwise ONNX Runtime would fuse quantization nodes with their neighbours into integer operators, which lack
         these types. So the model computes in float, as it is written.

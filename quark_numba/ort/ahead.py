@@ -11,7 +11,7 @@ from ..errors import EnvironmentVariableError, reraise_of_signal_handler
 from ..region import kernels, operators, tiles
 from ..region.dispatch import TABLE
 from ..region.key import parse
-from .operators import compiled
+from .operators import node_function
 
 (REGION,) = operators.OPERATORS
 
@@ -21,7 +21,7 @@ def helpers(model: onnx.ModelProto) -> Helpers:
     EnvironmentVariableError if QUARK_NUMBA_COMPILE_PROCESSES is invalid."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
     chunks = tiles if "block" in families else kernels
-    node = f"from {compiled.__module__} import compiled; compiled('{REGION.family}', 'compute')"
+    node = f"from {node_function.__module__} import node_function; node_function('{REGION.family}', 'compute')"
     try:
         return Helpers([node, f"from {chunks.__name__} import chunk_function; chunk_function()"] if families else [])
     except ValueError as error:
@@ -29,7 +29,7 @@ def helpers(model: onnx.ModelProto) -> Helpers:
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
-    """Compile the regions of an optimized model until the helpers are done. Without regions, return at once."""
+    """Compile the regions of an optimized model until the helpers are done. Return at once if the model has no regions."""
     nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
     programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
     for text in programs:

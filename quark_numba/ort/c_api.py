@@ -227,7 +227,8 @@ def read_attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> 
 
 
 def _array(api: int, index: OrtApi, c_type: Any, *arguments: Any) -> list[Any]:
-    """Return the array that a function writes. Without an address for it, the function writes the number of elements."""
+    """Return the array that a function writes. If the function gets no address for the array, it writes the number of elements
+    instead."""
     size = c_size_t()
     call(api, index, *arguments, None, ctypes.byref(size))
     values = (c_type * size.value)()
@@ -256,7 +257,7 @@ def read_node_name(api: int, info: int) -> str:
 
 def read_inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
     """Return, for each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is not a tensor; and the shape,
-    None if it is unknown or that of a scalar: these look the same."""
+    None for an unknown shape and for a scalar, which look the same."""
     count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
     return [read_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
@@ -273,7 +274,7 @@ def read_tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list
 
 
 def _shape(api: int, info: int) -> list[int | None]:
-    """Return the dimensions of an OrtTensorTypeAndShapeInfo, None for one that is not known."""
+    """Return the dimensions of an OrtTensorTypeAndShapeInfo, None for an unknown dimension."""
     sizes = (c_int64 * ask(api, OrtApi.GetDimensionsCount, c_size_t, info))()
     call(api, OrtApi.GetDimensions, info, sizes, len(sizes))
     return [None if size < 0 else size for size in sizes]
@@ -316,7 +317,7 @@ def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | 
 
 
 def set_inferred_output(api: int, context: int, index: int, inferred: InferredTensor) -> None:
-    """Set an output of an OrtShapeInferContext. ONNX Runtime would take a dimension that has neither size nor name for one of
+    """Set an output of an OrtShapeInferContext. ONNX Runtime would take a dimension without size and name for the dimension
     -1."""
     info = ask(api, OrtApi.CreateTensorTypeAndShapeInfo, c_void_p)
     sizes = [-1 if size is None else size for size in inferred.shape]

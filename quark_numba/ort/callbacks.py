@@ -190,8 +190,8 @@ _HOOK = np.dtype(
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """Return the result of the Python function `body` for three Python objects. If it raises, that of `again`, on another
-    thread."""
+    """Return the result of the Python function `body` for three Python objects. If `body` raises, return the result of `again`,
+    which runs on another thread."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes

@@ -182,7 +182,7 @@ class CustomOp:
                 raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
     def _find_or_compile(self, node: _Node) -> KeptKernel:
-        """Return a kept kernel, or that of all nodes with this operator, these types and attributes."""
+        """Return a kept kernel, or the kernel of all nodes with this operator, these types and attributes."""
         key = kept_kernels.key_of(self.description, *node)
         if not self.is_on_gpu and (kept := kept_kernels.find(key, self.api, self.has_shape_reference)):
             return kept
@@ -206,8 +206,8 @@ class CustomOp:
         return KeptKernel(int(state.ctypes.data), *functions)
 
     def _prepare(self, kernel: KeptKernel, info: int) -> int:
-        """Return the address of a node's state, as the family's `prepare` does: the address of the kernel's state, or of one
-        for this node alone."""
+        """Return the address of a node's state, as the family's `prepare` does: the address of the kernel's state, or of a
+        state for this node alone."""
         constants = c_api.read_constants(self.api, info, len(self.description.input_types))
         words = [word for pair in constants for word in pair]
         prepare = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(kernel.prepare)

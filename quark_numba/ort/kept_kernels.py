@@ -46,10 +46,11 @@ _kept = _Kept()
 # By the key of each kernel of a session, a function that returns what is to be kept of its state.
 Recorded = Mapping[str, Callable[[], dict[str, Any]]]
 
-# Those of the sessions that are being made.
+# The kernels of the sessions that are being created.
 _recordings: list[dict[str, Callable[[], dict[str, Any]]]] = []
 
-# What Numba's error paths call. The functions raise nothing, so that these paths never run. What is left is C's.
+# The functions that Numba's error paths call. Kernels raise nothing, so that these paths never run. All other undefined
+# functions are functions of C.
 _OF_ERRORS = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
 _OF_C = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
 
@@ -71,7 +72,7 @@ def load(content: Mapping[str, Any]) -> None:
     if not _kept.descriptions:
         _kept.descriptions, _kept.callbacks = descriptions, callbacks
     _kept.messages |= messages
-    _kept.states = by_key | _kept.states  # a state that nodes have stays theirs, with its address
+    _kept.states = by_key | _kept.states  # nodes keep the state that they have, with its address
     _kept.objects |= new
     _kept.stubs |= {*stubs}
     _kept.addresses |= addresses
@@ -128,7 +129,8 @@ def callbacks() -> dict[str, int]:
 
 
 def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any, outputs: Any) -> str:
-    """Return the key of a kernel: all that its creation depends on. `inputs` and `outputs` are what is checked of these."""
+    """Return the key of a kernel: all that its creation depends on. `inputs` and `outputs` are the types and shapes that are
+    checked."""
     return json.dumps([description.domain, description.name, description.number, attributes, inputs, outputs])
 
 

@@ -59,7 +59,7 @@ def providers_of_sessions(has_operators: Callable[[onnxruntime.SessionOptions], 
 
 def _frames(thread: int) -> Iterator[FrameType]:
     frames = sys._current_frames()
-    # Windows has 32 bits for a thread's number, and leaves the others of the word as they were.
+    # Windows has 32 bits for a thread's number, and leaves the word's other bits as they were.
     frame = frames.get(thread) or frames.get(thread & 0xFFFFFFFF)
     while frame:
         yield frame
@@ -78,7 +78,7 @@ def _operators_without_declarations(source: Any) -> frozenset[tuple[str, str]]:
     undeclared: set[tuple[str, str]] = set()
     others: set[tuple[str, str]] = set()
     for graph in graphs(model):
-        outputs = graph.output if isinstance(graph, onnx.GraphProto) else ()  # those of a function are names
+        outputs = graph.output if isinstance(graph, onnx.GraphProto) else ()  # the outputs of a function are names
         declared = {value.name for value in (*graph.value_info, *outputs) if value.type.tensor_type.elem_type}
         for node in graph.node:
             (others if declared & {*node.output} else undeclared).add((node.domain, node.op_type))

@@ -79,7 +79,7 @@ def config_entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
 
 
 def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[[str], bool]) -> list[str]:
-    """Return which of all `domains` are added to session options. `has` tells whether these have a configuration entry.
+    """Return which of all `domains` are added to session options. `has` tells whether the options have a configuration entry.
 
     `limit` has the domains to which the library is limited, for options that do not ask for all. If it is empty, there is no
     limit."""
@@ -119,12 +119,13 @@ def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[],
 
 
 class Registry:
-    """The operators that this process registers with ONNX Runtime, and their library. There is one: on Windows all libraries
-    have one file."""
+    """The operators that this process registers with ONNX Runtime, and their library. A process has one library: on Windows all
+    libraries have one file."""
 
     def __init__(self) -> None:
-        # The domains that are registered with options that do not ask for all. If it is empty, these get all domains. ONNX
-        # Runtime keeps each domain that was ever registered in the process, and names them all in the models that it writes.
+        # The domains that are registered with options that do not ask for all. If it is empty, such options get all domains.
+        # ONNX Runtime keeps each domain that was ever registered in the process, and names them all in the models that it
+        # writes.
         self.limit: frozenset[str] = frozenset()
         self._domains: dict[tuple[int, str, bool], int] = {}
         self._custom_ops: dict[int, CustomOp] = {}  # by the addresses of their structures
@@ -151,7 +152,7 @@ class Registry:
 
     @contextlib.contextmanager
     def listing_needs(self) -> Iterator[dict[Need, None]]:
-        """Within the context, note what nodes need whose options ask for that (LISTS_NEEDS)."""
+        """Collect, within the context, the needs of nodes in sessions whose options have the entry LISTS_NEEDS."""
         with self._listing:
             self._needs = {}
             yield self._needs
@@ -239,12 +240,13 @@ class Registry:
 
     @functools.cached_property
     def _may_copy(self) -> bool:
-        """Whether a session of this build of ONNX Runtime may have another provider, and no warning came yet."""
+        """Return whether a session of this build of ONNX Runtime may have another provider, and no warning came yet."""
         return bool(better_in_standard(available()))
 
     def _warn_of_copies(self) -> None:
         """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU, and
-        their tensors are copied there and back. There is no warning for a provider for which that is the best."""
+        their tensors are copied there and back. There is no warning for a provider for which running them on the CPU is the
+        best."""
         if not self._may_copy:
             return
         from .loading import providers_of_sessions

@@ -75,7 +75,7 @@ def gpu_node_of(family: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.gpu_nodes.{family}")
 
 
-def compiled(family: str, name: str, is_on_gpu: bool = False) -> int:
+def node_function(family: str, name: str, is_on_gpu: bool = False) -> int:
     """Return the address of a function of a family's node by its name, or 0 if the family does not have the function."""
     from . import callbacks
 
@@ -85,7 +85,7 @@ def compiled(family: str, name: str, is_on_gpu: bool = False) -> int:
 
 def node_functions(family: str, is_on_gpu: bool = False) -> list[int]:
     """Return the addresses of `compute`, `prepare` and `destroy` of a family's node."""
-    return [compiled(family, name, is_on_gpu) for name in ("compute", "prepare", "destroy")]
+    return [node_function(family, name, is_on_gpu) for name in ("compute", "prepare", "destroy")]
 
 
 def table_of(family: str) -> Table[Any]:

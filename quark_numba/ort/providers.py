@@ -9,7 +9,7 @@ from . import cuda
 
 _SUFFIX = "ExecutionProvider"
 
-# The provider that every build of ONNX Runtime has, and that runs what the others leave.
+# The provider that every build of ONNX Runtime has. It runs the nodes that no other provider takes.
 CPU = f"CPU{_SUFFIX}"
 
 # The provider of NVIDIA GPUs, for which this package has kernels.
@@ -26,9 +26,9 @@ def beside_cpu(names: Iterable[str]) -> list[str]:
 
 
 def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]:
-    """Return which operators are right, and fastest, in a session with these providers: "custom", those of this package, which
-    the CPU provider runs; "cuda", those of this package that the CUDA provider runs, and else those of ONNX; or "standard",
-    those of ONNX.
+    """Return which operators are right, and fastest, in a session with these providers. "custom": this package's operators,
+    which the CPU provider runs; "cuda": this package's operators if the CUDA provider runs them, and otherwise ONNX's
+    operators; "standard": ONNX's operators.
 
     Whatever its options are, the OpenVINO provider (1.24) does not compute the operators of ONNX one by one, as they are
     written: it multiplies by inverses in place of dividing, makes one product of two, and computes float16 and float64 in
@@ -40,7 +40,7 @@ def operators_for(names: Iterable[str]) -> Literal["custom", "cuda", "standard"]
 
 
 def better_in_standard(names: Iterable[str]) -> list[str]:
-    """Return the providers that run a model faster in the operators of ONNX, or only in these."""
+    """Return the providers that run a model faster in ONNX's operators, or that cannot run it in other operators."""
     return [name for name in names if operators_for([name]) != "custom"]
 
 

@@ -8,8 +8,8 @@ A layer is computed in phases. A phase has `count_parts` parts, which may run at
 - STEP: step by step, compute the terms of the hidden state in the gates, and the next hidden state. A part is one direction of
   one sequence.
 
-Codes are uint16 codes less 32768. Those of the weights are stored in blocks of ROWS rows, in the order of `add_products`. The
-last block of a direction is padded with zeros, and so are the last columns.
+Codes are uint16 codes less 32768. The codes of the weights are stored in blocks of ROWS rows, in the order of `add_products`.
+The last block of a direction is padded with zeros, and so are the last columns.
 """
 
 from __future__ import annotations

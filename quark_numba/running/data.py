@@ -199,7 +199,7 @@ class Layout:
         return {name: array[0] for name, array in arrays.items()} if self.is_stack(arrays) else arrays
 
     def is_stack(self, headers: Mapping[str, Any]) -> bool:
-        """Whether each input's array has exactly one dimension more than the model's input."""
+        """Return whether each input's array has exactly one dimension more than the model's input."""
         ranks = [(len(headers[model_input.name].shape), model_input.shape) for model_input in self.inputs]
         return not self.batch and bool(ranks) and all(shape is not None and rank == len(shape) + 1 for rank, shape in ranks)
 
@@ -260,7 +260,7 @@ class Batch:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has the batch. If it is in a file, it has to be the very same file."""
+        """Return whether this machine has the batch. If it is in a file, it has to be the very same file."""
         return self.file is None or self.file.is_here
 
 

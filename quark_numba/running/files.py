@@ -52,7 +52,7 @@ class File:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has the very same file."""
+        """Return whether this machine has the very same file."""
         try:
             return self._is_same(self.path.stat())
         except OSError:
@@ -60,7 +60,7 @@ class File:
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether the file has to be read as a whole, as an array is compressed or in Fortran order."""
+        """Return whether the file has to be read as a whole, as an array is compressed or in Fortran order."""
         return any(member.offset is None or member.is_fortran for member in self.members.values())
 
     def arrays(self) -> dict[str, NDArray[Any]]:

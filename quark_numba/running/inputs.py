@@ -45,7 +45,7 @@ class ModelInput:
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether the number of rows is free. False for an input of one dimension: its rows are single elements."""
+        """Return whether the number of rows is free. False for an input of one dimension: its rows are single elements."""
         return self.shape is None or (len(self.shape) > 1 and not _is_fixed(self.shape[0]))
 
 

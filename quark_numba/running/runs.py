@@ -44,7 +44,8 @@ class Execution:
         Called with the number of finished steps (for `evaluate`, batches) and the number of all steps, None if unknown.
     providers : sequence of str, optional
         The execution providers of the sessions, as ONNX Runtime has them, or without the end of their names: "cuda" is
-        "CUDAExecutionProvider". Default: the CPU's. With others, the models run in ONNX's standard operators (`optimize`).
+        "CUDAExecutionProvider". Default: the CPU provider. With other providers, the models run in ONNX's standard operators
+        (`optimize`).
     """
 
     threads: int = 0
@@ -73,12 +74,12 @@ class Execution:
 
     @property
     def is_here(self) -> bool:
-        """Whether batches run in this process."""
+        """Return whether batches run in this process."""
         return self.workers is None and self.scheduler is None
 
     @property
     def is_remote(self) -> bool:
-        """Whether batches may run on other machines, which may lack the files of the models."""
+        """Return whether batches may run on other machines, which may lack the files of the models."""
         return self.scheduler is not None
 
     @property

@@ -82,8 +82,8 @@ def session_of(
     model: model_files.Source | model_files.Model, name: str, *, threads: int = 0, providers: Sequence[str] | None = None
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, with the package's operators if the model has them. For other execution providers than the
-    CPU's the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones are
-    written to files first, and the model may lose them. Raise ModelError."""
+    CPU provider, the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones
+    are written to files first, and the model may lose them. Raise ModelError."""
     if others := beside_cpu(providers_of(providers)):
         model = _for_others(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
@@ -101,7 +101,7 @@ def _for_others(model: model_files.Source | model_files.Model, providers: list[s
 
 
 def _has_own_operators(model: model_files.Model) -> bool:
-    """Whether the model has nodes of the package's domains."""
+    """Return whether the model has nodes of the package's domains."""
     nodes: Any = model.graph.all_nodes() if isinstance(model, ir.Model) else protos.nodes(model.graph, *model.functions)
     return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.reasons import NotRewrittenError
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import FLOAT32, INT32
 from .calls import Rule, convert, rule
@@ -19,8 +19,8 @@ from .granularity import NO_AXIS, THRESHOLD, shape_of
 
 _f32 = np.float32
 
-# The most thresholds that are compared one by one, which takes three nodes for each. A search among more takes five for each
-# power of two of them, but one of these, Gather, takes as long as seven thresholds.
+# The most thresholds that are compared one by one, which takes three nodes for each. A search among more thresholds takes five
+# nodes for each power of two of their number, and one of the five nodes, Gather, takes as long as seven thresholds.
 _FEW = 31
 
 # The orders of -Inf and Inf among float32: see `_float32_at`.
@@ -70,7 +70,7 @@ def _sum_of_last_dimension(op: Builder[AnyOperand], x: AnyOperand, axis: int) ->
 
 
 def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOperand, threshold: AnyOperand) -> AnyOperand:
-    """Return the nearest value is a step function of the quotient. The steps are found by trying with the kernel, for a
+    """Return the nearest value, which is a step function of the quotient. The steps are found by trying with the kernel, for a
     threshold of 1: then the quotient is x."""
     if lut.array is None:
         raise NotRewrittenError("its lut is not a constant")
@@ -78,8 +78,8 @@ def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOper
     first, entries = lut.array.reshape(-1)[:1], lut.array.reshape(-1)[at]
     # Then no two entries are equally near except in the middle between them, so that the nearest one does not decrease.
     gap = np.min(np.diff(entries), initial=np.inf)
-    if not (np.all(np.isfinite(entries)) and gap >= 2.0**-21 * (np.max(np.abs(entries)) + unit)):
-        raise NotRewrittenError("the values of its lut are too close to each other, or not finite")
+    stays_if(not np.all(np.isfinite(entries)), "its lut has a value that is not finite")
+    stays_if(bool(gap < 2.0**-21 * (np.max(np.abs(entries)) + unit)), "its lut has two values too close to each other")
     low, high = np.full(entries.shape, _LOWEST - 1), np.full(entries.shape, _HIGHEST + 1)  # below the entry, and not
     tried = Rule(applied.operation, NO_AXIS, applied.first, 0.0)
     while np.any(high - low > 1):

@@ -366,7 +366,7 @@ def test_any_width_of_a_terminal(columns, tmp_path, monkeypatch, capsys):
 def test_a_model_whose_name_is_not_utf_8(twice, tmp_path, terminal):
     path = Path(os.fsdecode(os.fsencode(tmp_path / "m") + b"\xff.onnx"))
     path.write_bytes(Path(twice).read_bytes())
-    assert "not a name in UTF-8; expected one, as ONNX Runtime takes no others" in terminal.error("run", path)
+    assert "the name is not in UTF-8, which ONNX Runtime requires" in terminal.error("run", path)
 
 
 def test_an_output_that_nobody_reads():

@@ -17,7 +17,7 @@ from text_graphs import text_nodes
 import quark_numba
 from quark_numba import extended_instance_normalization, extended_lstm, from_tensor_proto, optimize, to_tensor_proto
 from quark_numba.ort.nodes import recurrent
-from quark_numba.ort.operators import compiled
+from quark_numba.ort.operators import node_function
 from quark_numba.recurrent.fixed_point import layer_of
 
 CALLS = {NORMALIZATION: extended_instance_normalization, LSTM: extended_lstm}
@@ -333,7 +333,7 @@ def test_wrong_attributes_of_sessions(attributes, message):
 def settled():
     """Return the function that sets attributes of a new state as libraries do. It returns the layer, or None if one is
     invalid."""
-    settle = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(compiled("recurrent", "settle"))
+    settle = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(node_function("recurrent", "settle"))
 
     def layer_for(attributes):
         state, words = np.zeros((), recurrent.STATE), np.zeros(len(recurrent.FREE), np.int64)

@@ -455,7 +455,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), -1))
 try:
     node.run_with_iobinding(binding)
 except Exception as error:
-    assert "there is no memory" in str(error), error
+    assert "out of memory" in str(error), error
 else:
     raise SystemExit("it ran all the same")
 resource.setrlimit(resource.RLIMIT_AS, (-1, -1))

@@ -188,7 +188,7 @@ def test_invalid_nodes_are_left():
     is another type."""
     for zero_point, attribute, why in [
         (np.int32(0), "", "y_zero_point has element type"),
-        (np.int8(0), "<output_dtype = 2>", "output_dtype is 2, and the zero point is int8"),
+        (np.int8(0), "<output_dtype = 2>", "output_dtype is 2; expected the zero point's type, int8"),
     ]:
         nodes = [f"codes = QuantizeLinear {attribute} (weight, scale, zero_point)", pair(domain="")[1], "z = MatMul (x, y)"]
         initializers = [*floats(weight=np.ones((6, 3)), scale=0.25), constant("zero_point", zero_point)]

@@ -135,12 +135,12 @@ X = np.ones((2, 3), f32)
         (
             lut_quantizer(X, np.array([0, 1, 1 + 2**-20], f32), np.ones(1, f32)),
             True,
-            "the values of its lut are too close to each other, or not finite",
+            "its lut has two values too close to each other",
         ),
         (
             lut_quantizer(X, np.array([0, np.inf], f32), np.ones(1, f32)),
             True,
-            "the values of its lut are too close to each other, or not finite",
+            "its lut has a value that is not finite",
         ),
         (
             lut_quantizer(X, np.ones(3, f32), np.zeros(1, f32)),

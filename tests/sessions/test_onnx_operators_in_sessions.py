@@ -355,7 +355,7 @@ def test_types_are_inferred_through_a_chain():
             {"precision": 7},
             r"precision is 7; expected 0 or 1 \(float32\) or 10 \(float16\) or 16 \(bfloat16\) or 11 \(float64\)",
         ),
-        ({"output_dtype": TensorProto.UINT8}, "output_dtype is 2, and y is int8, 3"),
+        ({"output_dtype": TensorProto.UINT8}, "output_dtype is 2; expected 3, as y is int8"),
         ({"axis": 1.5}, "attribute axis.*expected INT"),
     ],
     ids=str,

@@ -87,7 +87,7 @@ def test_attributes(name, types, attributes, of_key, numbers):
     ("name", "attributes", "message"),
     [
         ("QuantizeLinear", {"block_size": -1}, "block_size is -1; expected a positive integer, or 0"),
-        ("QuantizeLinear", {"output_dtype": 99}, "output_dtype is 99, and y is uint8, 2"),
+        ("QuantizeLinear", {"output_dtype": 99}, "output_dtype is 99; expected 2, as y is uint8"),
         ("QuantizeLinear", {"precision": 99}, r"precision is 99; expected 0 or 1 \(float32\) .* for a scale of float32"),
         ("MXFixNeuron", {"block_size": 0}, "block_size is 0; expected a positive integer"),
         ("BFPQuantizeDequantize", {"bit_width": 9}, "bit_width is 9; expected 10 or"),

@@ -21,9 +21,9 @@ _MOST_VALUES = 1 << 16
 @dataclass
 class Histogram:
     """A histogram of a tensor in the float model. `counts` are the numbers of elements between neighbouring `edges`. Elements
-    below `lowest` or above `highest` saturate. `grid` holds the type's values within the edges. These three are None for
-    tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too. `not_finite` elements
-    are Inf or NaN, and do not count anywhere else."""
+    below `lowest` or above `highest` saturate. `grid` holds the type's values within the edges. `lowest`, `highest` and `grid`
+    are None for tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too.
+    `not_finite` elements are Inf or NaN, and do not count anywhere else."""
 
     name: str
     edges: list[float] = field(repr=False)

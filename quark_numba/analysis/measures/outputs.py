@@ -86,7 +86,7 @@ class OutputError:
     Places are the positions along all axes but the class axis. `same_top` is the share of places where the index of the
     reference's largest element is among the indices of the output's `top_k` largest. `accuracy` is the share of places where
     the label is among them, and `reference_accuracy` is the same for the reference. `places` is the number of places that
-    `same_top` is taken over, `labelled` that of the accuracies. `ignored` places do not count in any of these."""
+    `same_top` is taken over, `labelled` that of the accuracies. `ignored` places do not count in any of these figures."""
 
     name: str
     sqnr_db: float

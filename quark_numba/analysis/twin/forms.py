@@ -45,7 +45,7 @@ class Form:
 
 
 class Linear(Form):
-    """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it. Raises
+    """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it. Raise
     NotRewrittenError if they are not constants."""
 
     def __init__(self, meaning: Affine[Operand]) -> None:
@@ -199,7 +199,7 @@ def _range(values: Array) -> float | list[float]:
     return lowest if floats.size == 1 else [lowest, highest]
 
 
-# A value beyond those in models that all formats can still divide by their scales.
+# A value that is larger than any in a model, and that all formats can still divide by their scales.
 _LARGE = np.float32(2.0**100)
 
 

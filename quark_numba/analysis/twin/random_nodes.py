@@ -13,7 +13,8 @@ from ...models.model_files import Source
 # ended.
 DRAWING = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
-# The index of the input of Dropout that says whether it is in training mode. Without it, Dropout passes its input on.
+# The index of the input of Dropout that says whether it is in training mode. If this input is missing, Dropout passes its first
+# input on.
 _TRAINING_MODE = 2
 
 

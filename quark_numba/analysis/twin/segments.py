@@ -143,7 +143,7 @@ class Segments:
 
     def rerun(self, base: dict[str, Any], config: Config, changed: Iterable[Quantizer], *, quantized: bool) -> dict[str, Any]:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
-        quantizers whose rounding differs. Only the parts downstream of these are computed."""
+        quantizers whose rounding differs. Only the parts downstream of the changed quantizers are computed."""
         pending = set(changed)
         new = _Values({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
         values = ChainMap[str, Any](new, base)  # base stays as it is: only the first map is written to

@@ -21,7 +21,7 @@ LAUNCH = np.dtype(
 
 
 def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:
-    """Return the dtype of a family's states on a GPU: that of its states on a CPU, followed by LAUNCH and these fields.
+    """Return the dtype of a family's states on a GPU: the fields of its states on a CPU, then LAUNCH and these fields.
     Functions get the address of a state as if it were one on a CPU, because Numba would compile them anew for each type of
     record."""
     return np.dtype([*state.descr, *LAUNCH.descr, *fields])
@@ -36,7 +36,7 @@ def are_aligned(first: int, second: int) -> bool:
 @jit.inline
 def launch(state: Any, launch_address: int, context_address: int, work_address: int, units: int, shapes: Any) -> int:
     """Start the kernel with the record at an address, which the driver copies. The kernel runs after what is on the node's
-    stream already. `launch_address` is that of the record LAUNCH, which follows the state. Return an OrtStatus."""
+    stream already. `launch_address` is the address of the record LAUNCH, which follows the state. Return an OrtStatus."""
     further = record_at(launch_address, LAUNCH)
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address

@@ -121,7 +121,7 @@ def _commands(
         command(_LC_DYSYMTAB, 0, 0, 0, 1, 1, *[0] * 13),
         command(_LC_UUID, rest=uuid.ljust(16, b"\0")),
         command(_LC_BUILD_VERSION, _PLATFORM_MACOS, _MACOS_11, _MACOS_11, 0),
-        # The linker refuses a library that does not need that of the system.
+        # The linker refuses a library that does not need the system's library.
         dylib(_LC_LOAD_DYLIB, b"/usr/lib/libSystem.B.dylib"),
         command(_LC_CODE_SIGNATURE, signature_at, size - signature_at),
     ]

@@ -11,8 +11,8 @@ There is a module for each family. It contains
 - optionally ``NUMBERS``, the names of the numbers that error messages mention besides shapes, in the order in which ``compute``
   passes them;
 - optionally ``functions(overload, key)``, which compiles and returns further C functions whose addresses the state holds, by
-  the names of the fields: a function, None where no function is needed, or a tuple of these. The field ``task`` gets that of
-  the key's kernel;
+  the names of the fields: a function, None where no function is needed, or a tuple of these. The field ``task`` gets the
+  address of the key's kernel;
 - optionally ``FREE`` and ``settle(state_address, values_address)``. Stand-alone libraries take any values of the attributes
   FREE: ``settle`` sets what these decide, as ``select`` does it, and returns 1, or 0 if one is invalid;
 - optionally ``prepare(state_address, constants_address)`` and ``destroy(state_address)``. Nodes that are alike share a state

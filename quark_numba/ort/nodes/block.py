@@ -79,12 +79,12 @@ class Run(NamedTuple):
 
     status: int  # an OrtStatus
     size: int  # the number of elements of x
-    values: Any  # those of the inputs
+    values: Any  # the values of the inputs
     shapes: Any  # an array of SHAPE, one for each input
     length: int  # of the axis
-    inner: int  # the number of elements of x with the same indices up to that of the axis
+    inner: int  # the number of elements of x with the same indices up to the axis
     y: int  # its value
-    scales: int  # their value; 0 if the node returns no scales
+    scales: int  # the value of the output for scales; 0 if the node returns no scales
 
 
 @jit.expand

@@ -37,14 +37,15 @@ MAX_RANK = 64
 # the family `linear`.
 _SMALL = 1 << 16
 
-# The order of messages: two for every operator, then those of the faults. Fault 0 is a kernel that the GPU driver does not
-# start; its message mentions the error number as the first of NUMBERS. The faults of an operator begin with 1.
+# The numbers of an operator's messages: two that every operator has, then one for each fault, from _FIRST_FAULT on. Fault 0 is
+# a kernel that the GPU driver cannot start; its message has the error number, as the first of NUMBERS. The faults that an
+# operator declares begin with 1.
 _NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
 NOT_STARTED = 0
 
-# A byte of a message below _FIRST_NUMBER stands for the shape of an input, 1 for the first one. A byte from there up to
-# _FIRST_TEXT stands for a number. All other bytes are text.
-_FIRST_NUMBER, _FIRST_TEXT, _MAX_NUMBERS = 9, 32, 3
+# The bytes of a message: _FIRST_SHAPE + i stands for the shape of input i, and _FIRST_NUMBER + i for number i of NUMBERS. The
+# bytes from _FIRST_TEXT on are text. `messages_of` writes them, and `_status_with_message` reads them.
+_FIRST_SHAPE, _FIRST_NUMBER, _FIRST_TEXT, _MAX_NUMBERS = 1, 9, 32, 3
 
 
 class Selection(NamedTuple):
@@ -188,7 +189,7 @@ def is_small(cost: int) -> bool:
 
 @jit.inline
 def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int:
-    """Do `count` parts of the work at an address, on this thread if the cost is small, else on the session's threads. Returns
+    """Do `count` parts of the work at an address, on this thread if the cost is small, else on the session's threads. Return
     an OrtStatus."""
     if is_small(cost):
         for i in range(count):
@@ -238,6 +239,8 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
 
 @jit.function
 def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, numbers: Any) -> int:
+    """Return an OrtStatus with the message of a fault, in which shapes and numbers take the place of the bytes that stand for
+    them. The text is written from its end, as `_write` needs it, into memory that is large enough for all of them."""
     api = record_at(state.api, API)
     message = array_at(state.messages + 16 * (_RANK if exceeds_max_rank else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
@@ -248,20 +251,20 @@ def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes:
     if address == 0:
         return no_memory(state)
     text = array_at(address, size, np.uint8)
-    at = size - 1
-    text[at] = 0
+    begin = size - 1
+    text[begin] = 0
     number = array_at(stack(1), 1, np.int64)
     for i in range(template.size):
-        mark = np.int64(template[template.size - 1 - i])
-        if mark >= _FIRST_TEXT:
-            at -= 1
-            text[at] = mark
-        elif mark >= _FIRST_NUMBER:
-            number[0] = numbers[mark - _FIRST_NUMBER]
-            at = _write(text, at, number, False)
+        byte = np.int64(template[template.size - 1 - i])
+        if byte >= _FIRST_TEXT:
+            begin -= 1
+            text[begin] = byte
+        elif byte >= _FIRST_NUMBER:
+            number[0] = numbers[byte - _FIRST_NUMBER]
+            begin = _write(text, begin, number, False)
         else:
-            at = _write(text, at, shape_at(shapes, mark - 1), True)
-    status = call(api.CreateStatus, (ORT_INVALID_ARGUMENT, address + at))
+            begin = _write(text, begin, shape_at(shapes, byte - _FIRST_SHAPE), True)
+    status = call(api.CreateStatus, (ORT_INVALID_ARGUMENT, address + begin))
     release(address)
     return status
 
@@ -272,7 +275,7 @@ def fault_status(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a:
     operator with this number.
 
     The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's NUMBERS.
-    If there is no memory for the message, the status says that memory ran out."""
+    If memory for the message cannot be allocated, the status says that memory ran out."""
     numbers = array_at(stack(_MAX_NUMBERS), _MAX_NUMBERS, np.int64)  # to index a tuple might raise
     numbers[0], numbers[1], numbers[2] = a, b, c
     return _status_with_message(state, exceeds_max_rank, fault, shapes, numbers)
@@ -296,13 +299,13 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]
     """Return an operator's messages, in their order. `numbers` are the family's NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
-        marks[f"{parameter.name}_shape"] = chr(1 + i)
+        marks[f"{parameter.name}_shape"] = chr(_FIRST_SHAPE + i)
     for i, name in enumerate(numbers):
         marks[name] = chr(_FIRST_NUMBER + i)
-    texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
-    texts[_FIRST_FAULT + NOT_STARTED] = f"the CUDA driver does not start the kernel: error {chr(_FIRST_NUMBER)}"
+    texts = {_NO_MEMORY: "out of memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
+    texts[_FIRST_FAULT + NOT_STARTED] = f"the CUDA driver could not start the kernel (error {chr(_FIRST_NUMBER)})"
     texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
     if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
-        raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")
+        raise ValueError(f"a message of {operator.full_name} mentions a value twice; `fault_status` allocates memory for one")
     whole = {number: f"{operator.full_name}: {text}".encode() for number, text in texts.items()}
     return tuple(whole.get(number, b"") for number in range(max(whole) + 1))

@@ -44,7 +44,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if output_dtype not in (0, y.number):
-        raise ValueError(f"output_dtype is {output_dtype}, and y is {y.name}, {y.number}")
+        raise ValueError(f"output_dtype is {output_dtype}; expected {y.number}, as y is {y.name}")
     precisions = {0: None} | {row.number: row for row in keys.PRECISIONS if scale is not INT32 or row is FLOAT64}
     precision = attributes.get("precision", 0)
     if precision not in precisions:
@@ -87,7 +87,7 @@ def _parameters(widen: int, itemsize: int, source: int, source_count: int, count
     """Return the address of `count` scales or zero points in the type of the kernel, or 0 if memory runs out.
 
     `source` is the address of those in the tensor, and `source_count` their number: fewer than `count` are repeated. If
-    `source` is 0, the result is zeros. The result is at `source` if those can be used as they are. Else it is at `one`, the
+    `source` is 0, the result is zeros. The result is at `source` if the tensor can be used as it is. Else it is at `one`, the
     address of 8 bytes, if it fits there, or in memory that the caller has to release."""
     if source and source_count >= count and widen == 0:
         return source
@@ -125,7 +125,7 @@ class Run(NamedTuple):
 
     status: int  # an OrtStatus
     size: int  # the number of elements of x
-    values: Any  # those of the inputs, 0 for a zero point that is left out
+    values: Any  # the values of the inputs, 0 for an omitted zero point
     shapes: Any  # an array of SHAPE, one for each input
     loop: Any  # a granularity.Loop
     y: int  # its value

@@ -1,4 +1,4 @@
-"""The nodes of tables."""
+"""The nodes that count thresholds below an element, and the nodes that choose the nearest entry of a look-up table."""
 
 from __future__ import annotations
 
