@@ -18,7 +18,7 @@ from ..element_types import INT32
 from .granularity import BLOCK_SIZE, NO_FAULT, ZERO_POINT_SHAPE, Loop, Names, inferred_block_size, loop_shape, per_tensor
 from .key import Key
 from .plans import FLAT, Plan, keep, plans
-from .versions import Operation, Version
+from .versions import Version
 
 P = ParamSpec("P")
 
@@ -48,10 +48,10 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
     """Return a call on arrays that runs the conversion which `check` makes from its arguments. It keeps the plan of the
     conversion: a later call with the same signature runs the plan, without checking anything again.
 
-    The signature is what a plan depends on: the operation, the options, and the dtypes and shapes of the arrays. A call has no
-    signature if x is not in C order, if an option is given in an unusual way, or if an argument is not a numpy array. But a
-    scale may be a number."""
-    operation = cast(Operation, check.__name__)
+    The signature is what a plan depends on: the name of `check`, the options, and the dtypes and shapes of the arrays. A call
+    has no signature if x is not in C order, if an option is given in an unusual way, or if an argument is not a numpy array.
+    But a scale may be a number."""
+    name = check.__name__
     of_check = inspect.signature(check)
     defaults = {name: parameter.default for name, parameter in of_check.parameters.items()}
 
@@ -87,7 +87,7 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
         ):
             scales = (scale.dtype, scale.shape) if type(scale) is np.ndarray else None
             zeros = zero_point if zero_point is None else (zero_point.dtype, zero_point.shape)
-            signature = operation, axis, block_size, dtype, output_dtype, x.dtype, x.shape, scales, zeros
+            signature = name, axis, block_size, dtype, output_dtype, x.dtype, x.shape, scales, zeros
             plan = plans.get(signature)
             if plan:
                 return plan.run(x, scale, zero_point, out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
 from . import standard_form
 from .calls import check_arguments
-from .conversions import convert
+from .conversions import Conversion, planned
 from .granularity import FAULTS, ZERO_POINT_SHAPE, Names, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Operation, Version
 
@@ -140,10 +141,32 @@ class LinearOperator:
         if version.operation == "dequantize":
             x, scale, zero_point = map(self._held_codes, (x, scale, zero_point))
             has_one_type = bool(version.domain) and len(version.y) == 1
-        dtype = version.y[0].number if has_one_type else output_dtype or None
-        given = {"dtype": dtype, "precision": precision or None, **rest}
+        dtype = version.y[0].name if has_one_type else output_dtype or None
+        return self._convert(x, scale, zero_point, dtype=dtype, precision=precision or None, **rest)
+
+    @functools.cached_property
+    def _convert(self) -> Callable[..., Any]:
+        """The call on arrays with the names of this operator's arguments. It keeps plans, as those for users do."""
+        version, names = self.version, self.common.names
         of_onnx = None if version.domain else version
-        return convert(check_arguments(names, version.operation, of_onnx, x, scale, zero_point, **given))
+
+        def check(
+            x: Any,
+            scale: Any,
+            zero_point: Any = None,
+            *,
+            axis: Any = DEFAULTS["axis"],
+            block_size: Any = DEFAULTS["block_size"],
+            dtype: Any = None,
+            saturate: Any = True,
+            precision: Any = None,
+            out: Any = None,
+        ) -> Conversion:
+            arguments = x, scale, zero_point, axis, block_size, dtype, saturate, precision, out
+            return check_arguments(names, version.operation, of_onnx, *arguments)
+
+        check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # no plans of the calls for users
+        return planned(check)
 
     def _held_codes(self, array: Any) -> Any:
         holds = self.uint8_holds

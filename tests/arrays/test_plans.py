@@ -12,6 +12,7 @@ import oracle
 import pytest
 
 import quark_numba
+from quark_numba.catalog import OPERATORS
 from quark_numba.linear import plans
 from quark_numba.linear.plans import plans as kept
 
@@ -49,6 +50,17 @@ def test_a_plan_gives_the_same(call, dtype, granularity):
     for each in (second, out, aside):
         assert each.tobytes() == first.tobytes()
     assert len(kept) == 1
+
+
+@pytest.mark.parametrize("name", ["ExtendedQuantizeLinear", "ExtendedDequantizeLinear"])
+def test_operators_have_plans(name):
+    """Nodes of the extensions backend and of the ReferenceEvaluator take the shorter way, too."""
+    operator = OPERATORS.find("com.amd.quark", name)
+    scale, zero_point = arrays("tensor", np.uint8)
+    x = X if name == "ExtendedQuantizeLinear" else X.astype(np.uint8)
+    first, second = (operator.call(x, scale, zero_point, axis=1) for _ in range(2))
+    assert len(kept) == 1
+    assert second.tobytes() == first.tobytes()
 
 
 def test_values_are_read_in_each_call():
