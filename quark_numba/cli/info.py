@@ -93,8 +93,8 @@ def _cache() -> str:
 
 def _models(given: str | None) -> tuple[ModelCache | None, str]:
     """Return the cache of models and, if it is not used, the reason."""
+    from ..session.cache_keys import check_cache
     from ..session.model_cache import ModelCache, users_folder
-    from ..session.request import check_cache
 
     folder = None
     try:

@@ -3,12 +3,14 @@ without onnx and Numba."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
 import os
 import platform
 import re
+import reprlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +21,7 @@ from typing import Any
 from ..compiling.lock import IMPORTS
 from ..compiling.sources import digest_of_package
 from ..compiling.user_folder import without_links
-from ..errors import ModelError
+from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
 from ..version import __version__
@@ -135,3 +137,19 @@ def _read_record(record: Path) -> dict[str, Any]:
 def list_digests(folder: Path) -> Iterator[Path]:
     """Yield the files with digests."""
     return filter(_read_record, folder.glob(f"{PREFIX}*{_DIGESTS}"))
+
+
+def check_cache(cache: object) -> None:
+    """Raise TypeError or ModelError for an argument `cache` that is neither a flag nor a path that can be a folder's."""
+    if cache is None or isinstance(cache, bool):
+        return
+    if not isinstance(cache, (str, os.PathLike)) or not isinstance(name := os.fspath(cache), str):
+        raise TypeError(f"cache is a {type(cache).__name__}; expected True, False or the path of a folder")
+    try:
+        if not name:
+            raise ValueError("it is empty")
+        name.encode()  # ONNX Runtime takes UTF-8 only
+        os.stat(name)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason_of(error)}") from None

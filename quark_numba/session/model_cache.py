@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..compiling.user_folder import OTHERS_WRITE, close_to_others, make_own, own_content, own_folder, warn, without_links
 from ..errors import EnvironmentVariableError, MissingFileError, WriteError, reason_of
@@ -22,7 +22,9 @@ from ..models.file_states import state_of
 from ..models.temporary import remove_left_behind, temporary_folder
 from . import cache_keys
 from .artifact import Artifact
-from .request import SessionRequest
+
+if TYPE_CHECKING:
+    from .request import SessionRequest  # which needs ONNX Runtime
 
 _log = logging.getLogger(__name__)
 

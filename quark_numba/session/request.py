@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import reprlib
 from collections.abc import Mapping, Set
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -12,9 +10,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import onnxruntime
 
 from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
-from ..errors import ModelError, reason_of
 from ..ort import FLOAT_QDQ, TENSORS_FOLDER, config_entry, register
 from ..ort.providers import available, beside_cpu, operators_for
+from .cache_keys import check_cache
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
 
 # In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
@@ -110,19 +108,3 @@ class SessionRequest(NamedTuple):
             "entries": {name: config_entry(self.options, name) for name in (*ENTRIES, FLOAT_QDQ)},
             "tensors_folder": os.path.abspath(folder) if folder else None,
         }
-
-
-def check_cache(cache: object) -> None:
-    """Raise TypeError or ModelError for an argument `cache` that is neither a flag nor a path that can be a folder's."""
-    if cache is None or isinstance(cache, bool):
-        return
-    if not isinstance(cache, (str, os.PathLike)) or not isinstance(name := os.fspath(cache), str):
-        raise TypeError(f"cache is a {type(cache).__name__}; expected True, False or the path of a folder")
-    try:
-        if not name:
-            raise ValueError("it is empty")
-        name.encode()  # ONNX Runtime takes UTF-8 only
-        os.stat(name)
-    except (ValueError, OSError) as error:
-        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
-            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason_of(error)}") from None
