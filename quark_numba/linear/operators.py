@@ -16,7 +16,7 @@ from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
 from . import standard_form
 from .calls import check_arguments
-from .conversions import Conversion, planned
+from .conversions import planned
 from .granularity import FAULTS, ZERO_POINT_SHAPE, Names, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Operation, Version
 
@@ -147,25 +147,11 @@ class LinearOperator:
     @functools.cached_property
     def _convert(self) -> Callable[..., Any]:
         """The call on arrays with the names of this operator's arguments. It keeps plans, as those for users do."""
-        version, names = self.version, self.common.names
+        version = self.version
         of_onnx = None if version.domain else version
-
-        def check(
-            x: Any,
-            scale: Any,
-            zero_point: Any = None,
-            *,
-            axis: Any = DEFAULTS["axis"],
-            block_size: Any = DEFAULTS["block_size"],
-            dtype: Any = None,
-            saturate: Any = True,
-            precision: Any = None,
-            out: Any = None,
-        ) -> Conversion:
-            arguments = x, scale, zero_point, axis, block_size, dtype, saturate, precision, out
-            return check_arguments(names, version.operation, of_onnx, *arguments)
-
-        check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # no plans of the calls for users
+        check = functools.partial(check_arguments, self.common.names, version.operation, of_onnx)
+        # The plans of the calls for users are kept under other names.
+        check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # type: ignore[attr-defined]
         return planned(check)
 
     def _held_codes(self, array: Any) -> Any:
