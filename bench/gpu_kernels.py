@@ -393,7 +393,7 @@ def compile_all(families: list[str], processes: int) -> list[str]:
 
 
 def _use_few_threads() -> None:
-    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))  # more than one: both forms of kernels are compiled
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))  # more than one: both variants of kernels are compiled
 
 
 def cpu_array(content: np.ndarray, element_type: ElementType, size: int) -> np.ndarray:

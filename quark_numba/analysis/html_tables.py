@@ -55,8 +55,8 @@ def tensors(analysis: AnalysisFields) -> str:
         *("saturated", "to zero", "range used", "place", "made by", "used by"),
         *(f"as {name}, dB" for name in formats),
     )
-    forms: list[Callable[[Any], str]] = [str, str, str, _db, _db, _db, _cosine]
-    forms += [_small, _share, _share, _share, lambda value: str(value), str, str, *[_db] * len(formats)]
+    formatters: list[Callable[[Any], str]] = [str, str, str, _db, _db, _db, _cosine]
+    formatters += [_small, _share, _share, _share, lambda value: str(value), str, str, *[_db] * len(formats)]
     rows = [
         (
             *(entry.name, entry.kind, entry.type, entry.own_sqnr_db, entry.inherited_sqnr_db, entry.sqnr_db, entry.cosine),
@@ -70,7 +70,7 @@ def tensors(analysis: AnalysisFields) -> str:
         "Three ratios of each tensor. Own: the error of this rounding alone. Inherited: the error before it is rounded. Both: "
         "the inherited error and its own, after rounding."
     )
-    return section("Quantized tensors", table(columns, rows, forms), about)
+    return section("Quantized tensors", table(columns, rows, formatters), about)
 
 
 def effects(analysis: AnalysisFields) -> str:
@@ -120,24 +120,24 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], forms: Sequence[Callable[[Any], str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], formatters: Sequence[Callable[[Any], str]]) -> str:
     """Return an HTML table, or a word if it has no rows. Columns of numbers are sorted by the `data-v` of their cells."""
     if not rows:
         return paragraph("None.")
     head = "".join(
-        f'<th scope="col"{"" if form is str else " class=n"}>{escaped(column)}</th>'
-        for column, form in zip(columns, forms, strict=True)
+        f'<th scope="col"{"" if formatter is str else " class=n"}>{escaped(column)}</th>'
+        for column, formatter in zip(columns, formatters, strict=True)
     )
     lines = []
     for row in rows:
         cells = []
-        for value, form in zip(row, forms, strict=True):
-            if form is str:
+        for value, formatter in zip(row, formatters, strict=True):
+            if formatter is str:
                 cells.append(f"<td>{escaped(str(value))}</td>")
             else:
                 key = len(value) if isinstance(value, dict) else "" if value is None else str(value)
                 key = {"inf": "1e999", "-inf": "-1e999", "nan": "-1e999"}.get(str(key), key)
-                cells.append(f'<td class=n data-v="{key}">{form(value)}</td>')
+                cells.append(f'<td class=n data-v="{key}">{formatter(value)}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="wide" style="{_BOX}"><table>{body}</table></div>'
@@ -156,8 +156,8 @@ def _outputs(title: str, rows: Sequence[OutputError]) -> str:
     }
     columns = {name: each for name, each in columns.items() if any(getattr(output, each[0]) is not None for output in rows)}
     cells = [(output.name, *(getattr(output, field) for field, _ in columns.values())) for output in rows]
-    forms: list[Callable[[Any], str]] = [str, *(form for _, form in columns.values())]
-    return f"<h3>{title}</h3>" + table(("output", *columns), cells, forms)
+    formatters: list[Callable[[Any], str]] = [str, *(formatter for _, formatter in columns.values())]
+    return f"<h3>{title}</h3>" + table(("output", *columns), cells, formatters)
 
 
 def _not_compared(reasons: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import Loops, forms
+from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
@@ -381,4 +381,4 @@ def _arguments(key: Key) -> list[Any]:
     return [*arrays, types.float32, types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)]
 
 
-serial_kernel, parallel_kernel, task_function = forms(_loops, lambda key: key.name, _arguments)
+serial_kernel, parallel_kernel, task_function = variants(_loops, lambda key: key.name, _arguments)

@@ -11,8 +11,8 @@ from .printing import progress, tell
 if TYPE_CHECKING:
     from ..compiling.kernel import Kernel
 
-# The forms of a kernel that calls on small arrays, calls on large arrays, and sessions need.
-_FORMS = ("serial", "parallel", "task")
+# The variants of a kernel that calls on small arrays, calls on large arrays, and sessions need.
+_VARIANTS = ("serial", "parallel", "task")
 
 
 def add_parser(commands: Any) -> None:
@@ -55,13 +55,13 @@ def _compile_for_all_types() -> None:
 
     types = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
     families = _families_of_one_kernel()
-    with progress("compiling", len(_FORMS) * (2 * len(types) + len(families))) as tick:
+    with progress("compiling", len(_VARIANTS) * (2 * len(types) + len(families))) as tick:
         for name in types:
             _compile_type(name, tick)
         for family in families:
             node_functions(family)
             for kernel in table_of(family).values():
-                _compile_forms(kernel, tick)
+                _compile_variants(kernel, tick)
 
 
 def _families_of_one_kernel() -> list[str]:
@@ -88,10 +88,10 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
     ):
         widen_function(element_type, key.zero_point_dtype)
-        _compile_forms(table_of("linear")[key], tick)
+        _compile_variants(table_of("linear")[key], tick)
 
 
-def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
-    for form in _FORMS:
-        getattr(kernel, form)
+def _compile_variants(kernel: Kernel, tick: Callable[[], None]) -> None:
+    for variant in _VARIANTS:
+        getattr(kernel, variant)
         tick()

@@ -1,4 +1,4 @@
-"""A kernel in its compiled forms, and the dispatch tables that hold kernels."""
+"""A kernel in its compiled variants, and the dispatch tables that hold kernels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PARALLEL_COST = 1 << 16
 
 
 class Kernel:
-    """A kernel. Each of its forms is compiled on first use.
+    """A kernel. Each of its variants is compiled on first use.
 
     Parameters
     ----------
     key : a key of the family's dispatch table
     package : str
-        The importable name of the family. Its module ``kernels`` has a function for each form. It is imported on first use of a
-        form, because it imports Numba.
+        The importable name of the family. Its module ``kernels`` has a function for each variant. It is imported on first use of a
+        variant, because it imports Numba.
     """
 
     def __init__(self, key: Any, package: str) -> None:
@@ -31,12 +31,12 @@ class Kernel:
 
     @created_once
     def serial(self) -> Any:
-        """The form for a call on arrays, which runs on the caller's thread."""
+        """The variant for a call on arrays, which runs on the caller's thread."""
         return self._kernels.serial_kernel(self.key)
 
     @property
     def parallel(self) -> Any:
-        """The form for a call on large arrays, which runs on Numba's threads."""
+        """The variant for a call on large arrays, which runs on Numba's threads."""
         start_pool()
         return self._parallel
 
@@ -51,7 +51,7 @@ class Kernel:
 
     @created_once
     def task(self) -> Any:
-        """The form for a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
+        """The variant for a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
         return self._kernels.task_function(self.key)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import Loops, forms
+from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
@@ -149,4 +149,4 @@ def _arguments(key: Key) -> list[Any]:
     return [*read, types.Array(types.float32, 1, "C"), types.intp, types.intp]
 
 
-serial_kernel, parallel_kernel, task_function = forms(_loops, lambda key: key.name, _arguments)
+serial_kernel, parallel_kernel, task_function = variants(_loops, lambda key: key.name, _arguments)

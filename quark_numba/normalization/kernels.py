@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import forms
+from ..compiling.variants import variants
 from ..compiling.intrinsics import array_at, record_at, stack
 from ..compiling.jit import unsigned
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
@@ -113,6 +113,6 @@ def task(work_address: int, index: int) -> None:
 _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
 _ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
 
-serial_kernel, parallel_kernel, task_function = forms(
+serial_kernel, parallel_kernel, task_function = variants(
     lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
 )

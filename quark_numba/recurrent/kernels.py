@@ -21,7 +21,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import forms
+from ..compiling.variants import variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
@@ -329,6 +329,6 @@ _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array
 _SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C")
 _ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
-serial_kernel, parallel_kernel, task_function = forms(
+serial_kernel, parallel_kernel, task_function = variants(
     lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
 )

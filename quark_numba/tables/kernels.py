@@ -12,7 +12,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.forms import Loops, forms
+from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from .arithmetic import LAST, STEP
@@ -156,6 +156,6 @@ def fill_kernel() -> Any:
 _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
 _ARGUMENTS = (_READ, _READ, _WRITTEN, types.intp, types.intp, types.intp)
 
-serial_kernel, parallel_kernel, task_function = forms(
+serial_kernel, parallel_kernel, task_function = variants(
     _loops, lambda operation: f"table_{operation}", lambda operation: _ARGUMENTS
 )

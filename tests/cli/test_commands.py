@@ -293,6 +293,7 @@ def test_warmup(arguments, after, tmp_path):
 
 
 def test_no_native_backend(terminal, monkeypatch, tmp_path):
+    monkeypatch.setattr("quark_numba.library.targets.linker", lambda target: ["a linker"])
     monkeypatch.setattr("quark_numba.ort.native.REGISTRY.library", (None, "there is a reason"))
     assert "error: there is a reason" in terminal.error("build-library", BF16, "--as-written", "-o", tmp_path)
 

@@ -1,4 +1,4 @@
-"""The compiled forms of a family's kernels, from its loops."""
+"""The compiled variants of a family's kernels, from its loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import jit
 Loops = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
-def forms(
+def variants(
     loops_of: Callable[[Any], Loops], name_of: Callable[[Any], str], arguments_of: Callable[[Any], Sequence[Any]]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the functions that compile a family's loops for a key of its dispatch table.
