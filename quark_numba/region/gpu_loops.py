@@ -79,11 +79,12 @@ def set_steps(work: Any, first: int, dimensions: int, lengths: Any, masks: Any, 
 
 
 def set_work(
-    work: Any, scalars: Any, size: int, block: int, rows: int, dimensions: int, lengths: Any, masks: Any, loops: Any
+    work: Any, operands: Operands, size: int, block: int, rows: int, dimensions: int, lengths: Any, masks: Any, loops: Any
 ) -> int:
     """Set the fields of a record `work_of` after the addresses. Return the number of units. `size` is that of y; the other
     arguments are as in `loops_of`."""
-    units_at = 1 + len(scalars)  # after the addresses of y and the inputs
+    count = len(operands.ranks)
+    units_at = 1 + count  # after the addresses of y and the inputs
     lengths_at = units_at + 1
     rows_at = lengths_at + GPU_LOOPS
     steps_at = rows_at + (block != 0)
@@ -98,8 +99,8 @@ def set_work(
         work[lengths_at + OF_BLOCKS], work[rows_at] = blocks, rows
     work[units_at] = units
     full, addresses = 0, work[0]
-    for k in range(len(scalars)):
-        if scalars[k] == 0:
+    for k in range(count):
+        if operands.scalars[k] == 0:
             if set_steps(work, steps_at, dimensions, lengths, masks, k, loops) == size:
                 full |= 1 << k
                 addresses |= work[1 + k]

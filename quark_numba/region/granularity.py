@@ -31,7 +31,8 @@ OPERAND = 1
 
 
 class Operands(NamedTuple):
-    """The inputs of a node, as arrays with an element for each input, except for `shapes`."""
+    """The inputs of a node, as arrays: `ranks` has an element for each input, and tells how many inputs there are. `axes` and
+    `scalars` may be longer."""
 
     # One array for all inputs: `shape_stride` elements for each, of which the last ones are the dimensions. An array of two
     # dimensions takes a second longer to compile.

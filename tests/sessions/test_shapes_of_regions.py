@@ -13,10 +13,12 @@ SHAPE_STRIDE = 8
 
 
 def operands_of(shapes, axes, scalars=None):
-    """Return Operands. Inputs with the axis 0 have to have one element."""
+    """Return Operands. Inputs with the axis 0 have to have one element. As in nodes, `axes` and `scalars` are longer than the
+    inputs are many."""
     rows = np.concatenate([[0] * (SHAPE_STRIDE - len(shape)) + list(shape) for shape in shapes])
-    scalars = np.array([axis == 0 for axis in axes] if scalars is None else scalars)
-    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), np.array(axes), scalars, SHAPE_STRIDE)
+    scalars = [axis == 0 for axis in axes] if scalars is None else [*scalars]
+    longer = np.array([*axes, 0, 0]), np.array([*scalars, 0, 0])
+    return granularity.Operands(rows, np.array([len(shape) for shape in shapes]), *longer, SHAPE_STRIDE)
 
 
 def y_of(operands, lanes=0):
@@ -190,7 +192,7 @@ def test_loops_of_gpus(axis, other):
         dtype = gpu_loops.work_of(BLOCKS if axis else PLAIN)
         words = np.full(dtype.itemsize // 8, -1, np.int64)
         words[:4] = 32, 64, 96, 8  # the addresses of y and of the inputs
-        units = gpu_loops.set_work(words, operands.scalars, size, block, rows, dimensions, lengths, masks, loops)
+        units = gpu_loops.set_work(words, operands, size, block, rows, dimensions, lengths, masks, loops)
         work = {name: int(value) for name, value in zip(dtype.names, words.view(dtype)[0].item(), strict=True)}
         assert (work["y"], work["x0"], work["x2"], work["units"]) == (32, 32 + 32, 8, units)
         loop = [work[f"length{d}"] for d in range(granularity.GPU_LOOPS)]
@@ -225,7 +227,7 @@ def test_alignment():
         _, dimensions, rows = gpu_loops.loops_of(operands, 0, np.array([3, 5]), lengths, masks, loops)
         words = np.zeros(program.itemsize // 8, np.int64)
         words[:4] = y, x0, x1, 4
-        gpu_loops.set_work(words, operands.scalars, 15, 0, rows, dimensions, lengths, masks, loops)
+        gpu_loops.set_work(words, operands, 15, 0, rows, dimensions, lengths, masks, loops)
         assert words.view(program)[0]["is_aligned"] == is_aligned
 
 

@@ -59,5 +59,5 @@ def compute(state_address: int, context_address: int) -> int:
     work[0] = context.data_of(state, y)
     for k in range(state.count):
         work[1 + k] = context.data_of(state, values[k])
-    units = _set_work(work, operands.scalars, size, state.block, rows, dimensions, lengths, masks, loops)
+    units = _set_work(work, operands, size, state.block, rows, dimensions, lengths, masks, loops)
     return launch(state, state_address + LAUNCH_AT, context_address, address_of(work, 0), units, shapes)
