@@ -7,6 +7,7 @@ import numba
 import pytest
 from commands import terminal  # noqa: F401  # a fixture for all tests
 from large_models import is_large  # noqa: F401  # the same
+from numba.core import compiler
 
 from quark_numba.compiling.helpers import PROCESSES
 from quark_numba.element_types import FLOAT32
@@ -40,6 +41,7 @@ def keys(operation):
 def pytest_sessionstart():
     if threading.gettrace() and not numba.config.DISABLE_JIT:
         trace_other_threads()
+        do_not_trace_compiling()
 
 
 def trace_other_threads():
@@ -60,6 +62,21 @@ def trace_other_threads():
     lock.start_new_thread = lambda function, arguments: start_new_thread(traced(function), arguments)
 
 
+def do_not_trace_compiling():
+    """Let Numba compile without a tracer, which calls the tracer for each of its lines, and takes more than twice as long."""
+    compile_extra = compiler.compile_extra
+
+    def untraced(*arguments, **named):
+        tracer = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return compile_extra(*arguments, **named)
+        finally:
+            sys.settrace(tracer)
+
+    compiler.compile_extra = untraced
+
+
 def pytest_generate_tests(metafunc):
     for operation in ("quantize", "dequantize"):
         if f"{operation}_key" in metafunc.fixturenames:
@@ -77,7 +94,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
-        is_marked = any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
+        is_exhaustive, is_slow, is_covering = map(item.get_closest_marker, ("exhaustive", "slow", "covering"))
+        is_marked = is_exhaustive or (is_slow and not is_covering)
         if hasattr(item, "callspec") and not is_marked:
             groups.setdefault((item.path, item.cls, item.originalname), []).append(item)
     for group in groups.values():
