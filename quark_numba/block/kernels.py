@@ -11,9 +11,9 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
+from ..compiling.variants import Loops, variants
 from ..compiling.vectors import transpose
 from ..element_types import FLOAT32, packing
 from . import arithmetic

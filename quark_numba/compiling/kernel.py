@@ -22,8 +22,8 @@ class Kernel:
     ----------
     key : a key of the family's dispatch table
     package : str
-        The importable name of the family. Its module ``kernels`` has a function for each variant. It is imported on first use of a
-        variant, because it imports Numba.
+        The importable name of the family. Its module ``kernels`` has a function for each variant. It is imported on first use
+        of a variant, because it imports Numba.
     """
 
     def __init__(self, key: Any, package: str) -> None:
@@ -51,7 +51,8 @@ class Kernel:
 
     @created_once
     def task(self) -> Any:
-        """The variant for a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
+        """The variant for a node of a session: a C function that converts a part of a tensor, which ONNX Runtime's threads
+        call."""
         return self._kernels.task_function(self.key)
 
     @property

@@ -14,10 +14,10 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
+from ..compiling.variants import Loops, variants
 from .arithmetic import converter, preparer
 from .key import FORMS, Key, count_numbers, dtype_of
 

@@ -11,9 +11,9 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.variants import variants
 from ..compiling.intrinsics import array_at, record_at, stack
 from ..compiling.jit import unsigned
+from ..compiling.variants import variants
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
 # The number of elements of each instance that are rounded together and then summed. The tile of all LANES instances stays in

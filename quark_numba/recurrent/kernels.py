@@ -21,9 +21,9 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.variants import variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
+from ..compiling.variants import variants
 from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES

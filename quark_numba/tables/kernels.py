@@ -12,9 +12,9 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.variants import Loops, variants
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
+from ..compiling.variants import Loops, variants
 from .arithmetic import LAST, STEP
 from .granularity import NUMBERS, TOGETHER
 
