@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10
 from pathlib import Path
 
-README, RESULTS, PERFORMANCE, FRONT = (
-    Path(__file__).parent / name for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md")
+README, RESULTS, PERFORMANCE, FRONT, SESSIONS = (
+    Path(__file__).parent / name
+    for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md", "../quark_numba/session/README.md")
 )
 
 
