@@ -1,6 +1,8 @@
 """The READMEs and the other pages: their examples run, and the links, files, names, commands and options in them exist. Their
 versions and figures are those of `pyproject.toml` and of the benchmarks."""
 
+import ast
+import builtins
 import contextlib
 import functools
 import importlib.util
@@ -198,6 +200,23 @@ def test_examples_run(path, tmp_path):
     assert not shown or done.stdout.splitlines() == shown
 
 
+def undefined_names(code):
+    """Return the names that a piece of code uses and neither imports nor assigns."""
+    nodes = [*ast.walk(ast.parse(code))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    imported = {each.asname or each.name for node in imports for each in node.names}
+    assigned = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    return {each.id for each in names} - assigned - imported - set(dir(builtins))
+
+
+@pytest.mark.parametrize("folder", ["", "quark_numba/rewriting", "quark_numba/session"])
+def test_each_example_can_be_copied_alone(folder):
+    examples = [content for language, content in FENCED.findall(text_of(ROOT / folder / "README.md")) if language == "python"]
+    assert [undefined_names(each) for each in examples] == [set()] * len(examples)
+    assert len(examples) > 2
+
+
 def test_there_are_examples():
     folders = ("analysis", "arrays", "library", "onnx_tools", "ort", "rewriting", "running", "session")
     assert {ROOT / "README.md", *(ROOT / "quark_numba" / each / "README.md" for each in folders)} <= set(EXAMPLES)
@@ -271,6 +290,7 @@ def test_the_first_readme_says_what_the_project_needs():
     text = text_of(ROOT / "README.md")
     assert f"ONNX Runtime {LOWER_BOUNDS['onnxruntime']} or later" in text
     assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or later" in text
+    assert f"This is version {quark_numba.__version__}" in text
 
 
 def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
