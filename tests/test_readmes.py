@@ -372,6 +372,17 @@ def test_numbers_of_the_benchmarks_have_two_significant_digits(number, text):
     assert report.digits(number) == text
 
 
+def test_tables_are_aligned_in_their_source():
+    lines = report.table(["model", "ms", "why"], [["a", "1.5", "[it](#is)"], ["a long one", "", "slow"]])
+    assert [*lines] == [
+        "| model      |  ms | why       |",
+        "| ---------- | --: | --------- |",
+        "| a          | 1.5 | [it](#is) |",
+        "| a long one |     | slow      |",
+        "",
+    ]
+
+
 def rows_of(text, column):
     """Return the rows of the tables in a page that name this column, in order, as dictionaries."""
     header = None
