@@ -1,6 +1,9 @@
 """What is measured beside Quark's own library: contenders, models and configurations."""
 
-FLOAT, QUARK, ONE_LINE, SESSION = CONTENDERS = "float", "Quark's library", "one line changed", "InferenceSession"
+from measuring import DROP_IN, SESSION
+
+FLOAT, QUARK = "float", "Quark's library"
+CONTENDERS = FLOAT, QUARK, DROP_IN, SESSION
 CLASSIFIER = "textline_cls"
 # The types of the classifier, as its files and as pages name them.
 FORMATS = {

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from cases import STANDARD_TYPES, Case, arrays
-from measuring import session_options
+from measuring import DROP_IN, session_options
 from onnx.reference import ReferenceEvaluator
 from onnx_models import one_node, ort_value, session
 
@@ -185,9 +185,9 @@ def copy_call(nbytes: int, threads: int) -> Callable[[], object]:
 
 CONTENDERS = (
     Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.row.name), _onnxruntime),
-    Contender("native session", _has_native, _native),
-    Contender("native session, per tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
-    Contender("extensions session", lambda case: case.is_extended and extensions.carries(case.row), _extensions),
+    Contender(DROP_IN, _has_native, _native),
+    Contender(f"{DROP_IN}, per tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
+    Contender(f"{DROP_IN}, extensions", lambda case: case.is_extended and extensions.carries(case.row), _extensions),
     Contender("direct call", lambda case: True, _direct),
     Contender("ReferenceEvaluator", _has_reference, _reference),
     Contender("numpy, ml_dtypes", lambda case: not case.scale_shape, _numpy),

@@ -2,7 +2,7 @@
 
 `python bench/execution_providers.py [PROVIDER] [--batch N ...] [--model NAME ...]` prints a table, and with --write puts it
 into RESULTS.md. The models are the text-line classifier of `tests/models`, and with `--model` those of `architectures.py`, at
-the first of the batches. Drop-in sessions of the models as written take part where the provider runs this package's operators,
+the first of the batches. Drop-in sessions take part where the provider runs this package's operators,
 or is the CPU's. On a GPU, the table says which card it is, inputs and outputs stay in its memory, and products are computed
 without TF32."""
 
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from architectures import ARCHITECTURES, architecture, quantized
-from measuring import MODELS, session_options
+from measuring import DROP_IN, MODELS, SESSION, session_options
 from pages import digits, table, write_part
 
 import quark_numba
@@ -28,7 +28,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 CLASSIFIER = "text-line classifier"
 VARIANTS = ("bf16", "fp16", "u32", "i32", "a8w8", "bfp16", "mx9", "mxfp8")
 VARIANTS_OF_ARCHITECTURES = ("bfloat16", "float16", "int16", "bfp16", "mx9", "mxfp8")
-IN_STANDARD, DROP_IN, INFERENCE_SESSION = "standard operators", "drop-in", "InferenceSession"
+IN_STANDARD = "standard operators"
 
 # So many runs of each session, in turns.
 ROUNDS = 30
@@ -71,7 +71,7 @@ def sessions(name: str, batch: int, provider: str, threads: int) -> dict[str, Se
             options = session_options(threads, "session.disable_quant_qdq")  # as `create_session` does
             quark_numba.register(options)
             made[f"{variant}, {DROP_IN}"] = Session(content, options, providers)
-        made[f"{variant}, {INFERENCE_SESSION}"] = quark_numba.InferenceSession(content, session_options(threads), providers)
+        made[f"{variant}, {SESSION}"] = quark_numba.InferenceSession(content, session_options(threads), providers)
     return made
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
     given = parser.parse_args()
-    ways = [IN_STANDARD, *[DROP_IN] * (given.provider in (CPU, CUDA)), INFERENCE_SESSION]
+    ways = [IN_STANDARD, *[DROP_IN] * (given.provider in (CPU, CUDA)), SESSION]
     rows = []
     for name in given.model:
         made = sessions(name, given.batch[0], given.provider, given.threads)

@@ -10,10 +10,10 @@ import onnx
 import onnxruntime
 from architectures import architecture
 from measuring import MODELS as TESTED
-from measuring import classifier_inputs, random_inputs
+from measuring import SESSION, classifier_inputs, random_inputs
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 
-CONTENDERS = FLOAT, ONNX_RUNTIME, OURS, ALL_OURS = ("float", "ONNX Runtime", "InferenceSession", 'qdq="float"')
+CONTENDERS = FLOAT, ONNX_RUNTIME, OURS, ALL_OURS = ("float", "ONNX Runtime", SESSION, 'qdq="float"')
 MODELS = ("classifier", "residual network", "text detector", "mobile network", "dense layers", "transformer")
 
 # The types of activations and weights; the last have their lowest opset.

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from architectures import RANGE, architecture
-from measuring import random_inputs
+from measuring import DROP_IN, SESSION, random_inputs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -18,7 +18,8 @@ from other_quantizers import MCT, MODELS, NVIDIA, QONNX_DOMAINS, expectation, re
 from quark_numba import nvfp4_quantize, to_tensor_proto
 
 QONNX = QONNX_DOMAINS[0]
-CONTENDERS = FLOAT, AS_WRITTEN, OPTIMIZED, VENDOR = ("float", "as written", "optimized", "quantizer's runtime")
+FLOAT, VENDOR = "float", "quantizer's runtime"
+CONTENDERS = FLOAT, DROP_IN, SESSION, VENDOR
 FILES = {
     "QONNX, CNN, 4 bits": "qonnx/cnn_w4a4",
     "QONNX, CNN, 8 bits": "qonnx/cnn_w8a8",

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10
 from pathlib import Path
 
-README, RESULTS, PERFORMANCE, FRONT = (
-    Path(__file__).parent / name for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md")
+README, RESULTS, PERFORMANCE, FRONT, SESSIONS = (
+    Path(__file__).parent / name
+    for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md", "../quark_numba/session/README.md")
 )
 
 
@@ -17,11 +18,16 @@ def digits(value: float) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, whose first column is text, and an empty one."""
-    yield f"| {' | '.join(header)} |"
-    yield f"| --- |{' ---: |' * (len(header) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+    """Yield the lines of a table, whose columns are also aligned in the source, and an empty one. Columns of numbers are on the
+    right."""
+    lines = [list(header), *map(list, rows)]
+    columns = [*zip(*lines, strict=True)]
+    widths = [max(3, *map(len, column)) for column in columns]
+    are_numbers = [all(cell[:1].isdigit() for cell in column[1:] if cell) for column in columns]
+    lines.insert(1, [f"{'-' * (width - 1)}{':' if right else '-'}" for width, right in zip(widths, are_numbers, strict=True)])
+    for line in lines:
+        cells = zip(line, widths, are_numbers, strict=True)
+        yield f"| {' | '.join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells)} |"
     yield ""
 
 

@@ -20,25 +20,25 @@ from typing import Any
 import beside_quark
 import models_of_onnx
 from architectures import ARCHITECTURES, BLOCK_FORMATS
-from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, FORMATS, ONE_LINE, QUARK, SESSION, STEPS
+from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, FORMATS, QUARK, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, Case, cases
+from measuring import DROP_IN, SESSION
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
-from models_of_quantizers import AS_WRITTEN, NAMES, OPTIMIZED, VENDOR
-from pages import FRONT, PERFORMANCE, README, RESULTS, digits, table, with_part
+from models_of_quantizers import NAMES, VENDOR
+from pages import FRONT, PERFORMANCE, README, RESULTS, SESSIONS, digits, table, with_part
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
 
-NATIVE, COPY = "native session", "copy"
+COPY = "copy"
 # What others are compared with, the first one that was measured.
-REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, COPY, "native session, per tensor")
+REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, COPY, f"{DROP_IN}, per tensor")
 SLOWER = 1.15
-# What a new result says its numbers are. A turn counts as the median of its runs.
-BEST = "the best of several turns"
 # On an idle machine, a float model that takes longer than this on one thread is hardly ever slower on two.
 SECONDS_FOR_TWO_THREADS, SLOWER_ON_TWO_THREADS = 1e-3, 1.1
 # What the numbers of tables are, in the header of the first column.
 RATE, MODEL = "billion elements a second (more is better)", "latency / float model (less is better)"
+KEEPING = f"{SESSION} with cache=True"
 FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", MODEL)
 # An optimized model is called as fast as the float model up to this multiple of its latency.
 AS_FAST = 1.1
@@ -89,17 +89,23 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         groups: dict[str, dict[str, float]] = {}
         for (group, who), values in found.items():
             groups.setdefault(group, {})[who] = float(f"{min(values):.4g}")
-        cpu = machine["cpu"]
+        cpu, counts = machine["cpu"], sorted({len(values) for values in found.values()})
+        spread = median(max(values) / min(values) for values in found.values()) - 1
         yield (
             name,
             {
                 "date": content["datetime"][:10],
                 "machine": f"{cpu['brand_raw']}, {cpu['count']} processors",
                 "versions": machine["quark_numba"],
-                "statistic": BEST,
+                # a turn counts as the median of its runs
+                "statistic": f"the best of {_or(counts)} turns, the slowest of which took {spread:.0%} longer (median)",
                 "seconds": groups,
             },
         )
+
+
+def _or(counts: list[int]) -> str:
+    return " or ".join(map(str, counts))
 
 
 def slower_on_two_threads(results: Results) -> Iterator[str]:
@@ -163,7 +169,7 @@ def _granularities(results: Results) -> Iterator[str]:
         row = [granularity]
         for operation, name in columns:
             match = [c for c in chosen if (c.operation, c.row.name, c.granularity) == (operation, name, granularity)]
-            seconds = results.get(match[0].group, NATIVE) if match else None
+            seconds = results.get(match[0].group, DROP_IN) if match else None
             row.append(digits(match[0].size / seconds / 1e9) if seconds else "")
         rows.append(row)
     yield from table([RATE, *(f"{operation} {name}" for operation, name in columns)], rows)
@@ -172,15 +178,15 @@ def _granularities(results: Results) -> Iterator[str]:
 def _blocks(results: Results) -> Iterator[str]:
     rows = []
     for case in BLOCK_CASES:
-        seconds = [results.get(case.group, who) for who in ("native session", "direct call", COPY)]
+        seconds = [results.get(case.group, who) for who in (DROP_IN, "direct call", COPY)]
         if all(seconds):
             rows.append([case.group, *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
-    yield from table([RATE, NATIVE, "direct call", COPY], rows)
+    yield from table([RATE, DROP_IN, "direct call", COPY], rows)
 
 
 def _others(results: Results) -> Iterator[str]:
     rows = []
-    contenders = ("onnxruntime", NATIVE, QUARK)
+    contenders = ("onnxruntime", DROP_IN, QUARK)
     for case in OTHER_CASES:
         seconds = [results.get(case.group, who) for who in contenders]
         if any(seconds):
@@ -203,8 +209,8 @@ def _models(results: Results) -> Iterator[str]:
             row.append(digits(1e3 * load) if load else "")
         if any(row):
             rows.append([f"{model}, {name}", *row])
-    columns = [column for how in (AS_WRITTEN, OPTIMIZED) for column in (*_columns(how), f"{how}, load, ms")]
-    yield from table([MODEL, *columns], rows)
+    loads = "load, ms", "load of the optimized model, ms"
+    yield from table([MODEL, *_columns(DROP_IN), loads[0], *_columns(SESSION), loads[1]], rows)
 
 
 def _machine(results: Results) -> str:
@@ -234,10 +240,10 @@ def _columns(*contenders: str) -> list[str]:
 
 def _quantizers(results: Results) -> Iterator[str]:
     rows = []
-    for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMIZED):
+    for name, reference, floats, ratios in _against_float(results, NAMES, DROP_IN, SESSION):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
         rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
-    yield from table([MODEL, *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMIZED)], rows)
+    yield from table([MODEL, *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(DROP_IN, SESSION)], rows)
 
 
 def _onnx(results: Results) -> Iterator[str]:
@@ -287,10 +293,10 @@ def _plot_operators(kept: Kept):
     shown = [case for case in _per_tensor() if case.row.name in ("uint8", "int4", "float8e4m3fn")]
     figure, axis = plt.subplots(figsize=(8, 0.4 * len(shown) + 1), layout="constrained")
     axis.set_xscale("log")
-    for who, color in ((COPY, GREY), (NATIVE, GREEN), ("PyTorch", YELLOW), ("onnxruntime", BLUE), ("numpy, ml_dtypes", RED)):
+    for who, color in ((COPY, GREY), (DROP_IN, GREEN), ("PyTorch", YELLOW), ("onnxruntime", BLUE), ("numpy, ml_dtypes", RED)):
         seconds = [results.get(case.group, who) for case in shown]
         rates = [case.size / each / 1e9 if each else None for case, each in zip(shown, seconds, strict=True)]
-        axis.plot(rates, range(len(shown)), "o", color=color, label="quark_numba, native session" if who == NATIVE else who)
+        axis.plot(rates, range(len(shown)), "o", color=color, label=f"quark_numba, {who}" if who == DROP_IN else who)
     _dots(axis, [f"{case.operation} {case.row.name}" for case in shown], f"{RATE}, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=5)
@@ -304,7 +310,7 @@ def _plot_classifier(kept: Kept):
     figure, axis = plt.subplots(figsize=(8, 0.4 * len(FORMATS) + 1), layout="constrained")
     axis.set_xscale("log")
     axis.axvline(1, color="black", linewidth=0.8)
-    for who, color in ((SESSION, GREEN), (ONE_LINE, BLUE), (QUARK, RED)):
+    for who, color in ((SESSION, GREEN), (DROP_IN, BLUE), (QUARK, RED)):
         ratios = [_ratio(kept["speed_beside_quark"], _classifier(each), who) for each in FORMATS]
         axis.plot(ratios, range(len(ratios)), "o", color=color, label=who if who == QUARK else f"quark_numba, {who}")
         for row, ratio in enumerate(ratios):
@@ -338,12 +344,12 @@ def _range(results: Results, pairs: Iterable[tuple[str, str]]) -> Range:
     return (min(measured), max(measured)) if measured else None
 
 
-def _in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, as_written: bool = False) -> Range:
+def _in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, is_drop_in: bool = False) -> Range:
     """Return the range of a model in these types. The classifier is measured beside Quark's library."""
     if model == "classifier":
-        who = ONE_LINE if as_written else SESSION
+        who = DROP_IN if is_drop_in else SESSION
         return _range(kept["speed_beside_quark"], [(f"beside Quark: {CLASSIFIER}_{each}", who) for each in types])
-    return _range(kept["speed_of_real_models"], [(model, each if as_written else _optimized(each)) for each in types])
+    return _range(kept["speed_of_real_models"], [(model, each if is_drop_in else _optimized(each)) for each in types])
 
 
 def _ranges(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
@@ -359,7 +365,7 @@ def _ranges(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
         yield model, ranges
 
 
-RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's operators, 4 to 16 bits", "the same, ONNX Runtime alone"]
+RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's integers, 4 to 16 bits", "the same, ONNX Runtime alone"]
 
 
 def _plot_models(kept: Kept):
@@ -409,68 +415,98 @@ def _optimized_ratios(kept: Kept) -> Iterator[float]:
 def _summary(kept: Kept) -> Iterator[str]:
     ratios = [*_optimized_ratios(kept)]
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
-    yield f"In `InferenceSession`, {share:.0%} of the quantized models take at most {AS_FAST} times as long as the float model"
-    yield f"(the median is {digits(median(ratios))} times), and all at most {digits(max(ratios))} times."
+    yield f"In `InferenceSession`, {share:.0%} of {len(ratios)} latencies are at most {AS_FAST} × the float model's"
+    yield f"(the median is {digits(median(ratios))} ×), and all are at most {digits(max(ratios))} ×."
+    yield "These are all models in Quark's types and in ONNX's operators, float8 included, on one thread and on two."
+    others = _range(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
+    yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
+    yield f"they take {_text(others)}."
     yield ""
     yield "![Latency of all models in InferenceSession](models.svg)"
     yield ""
     yield from table([MODEL, *RANGES], [[model, *map(_text, ranges)] for model, ranges in _ranges(kept)])
+    float8 = [name for name in models_of_onnx.NAMES if name.endswith("float8")]
+    ours, theirs = (
+        _range(kept["speed_of_onnx_models"], [(name, who) for name in float8]) for who in (models_of_onnx.OURS, ONNX_RUNTIME)
+    )
+    yield f"Models in ONNX's float8 are not in the chart and the table: they take {_text(ours)} in `InferenceSession`,"
+    yield f"and {_text(theirs)} in ONNX Runtime alone."
+    yield ""
+
+
+def _loading(kept: Kept) -> Iterator[str]:
+    """Yield how long optimized models load."""
+    groups = {name: each for name, each in kept["speed_of_real_models"].groups.items() if name.startswith("loading")}
+    ratios = [each[_optimized(who)] / each[who] for each in groups.values() for who in each if _optimized(who) in each]
+    yield "A drop-in session of what `optimize` returned loads in"
+    yield f"{_text((min(ratios), max(ratios)))} the time of one of the original model, with a filled cache"
+    yield "([in ms](RESULTS.md#models-in-quarks-types))."
+    yield ""
 
 
 def _targets(kept: Kept) -> Iterator[str]:
     models = ("classifier", *ARCHITECTURES)
     slow = ("transformer", "byte classifier", "voice detector")
     start_up, others, operators = (kept[each] for each in ("start_up", "speed_of_other_operators", "operators"))
-    lstm = [results[NATIVE] / results["onnxruntime"] for group, results in others.groups.items() if "LSTM" in group]
+    lstm = [results[DROP_IN] / results["onnxruntime"] for group, results in others.groups.items() if "LSTM" in group]
     (float8,) = (c.group for c in _per_tensor() if (c.operation, c.row.name) == ("quantize", "float8e4m3fn"))
+    drop_in = _joined(_in_quarks_types(kept, each, MODELS, is_drop_in=True) for each in models)
+    blocks = _joined(_in_quarks_types(kept, each, BLOCK_MODELS) for each in models)
+    others_of_ours = _joined(_in_quarks_types(kept, each, MODELS) for each in slow)
     rows = [
+        ["drop-in session, 16 and 32 bits", "2.0 ×", _text(drop_in), "[weights rounded in each run](#drop-in-sessions)"],
+        ["`InferenceSession`, block formats", "1.15 ×", _text(blocks), "[transposing and rounding](#block-formats)"],
         [
-            "models as written, 16 and 32 bits",
-            2.0,
-            _joined(_in_quarks_types(kept, each, MODELS, as_written=True) for each in models),
+            f"`InferenceSession`, 16 and 32 bits: {', '.join(slow)}",
+            "1.0 ×",
+            _text(others_of_ours),
+            "[fusions of the float model](#small-models-and-transformers)",
         ],
-        ["optimized models in block formats", 1.15, _joined(_in_quarks_types(kept, model, BLOCK_MODELS) for model in models)],
-        [f"optimized {', '.join(slow)}: 16 and 32 bits", 1.0, _joined(_in_quarks_types(kept, model, MODELS) for model in slow)],
-        ["LSTM layers", 1.0, (min(lstm), max(lstm))],
+        ["LSTM layers", "1.0 ×", _text((min(lstm), max(lstm))), "[`tanhf` of the C library](#normalization-and-lstm-layers)"],
     ]
-    yield from table([MODEL, "target", "measured"], [[each, f"{target} ×", _text(found)] for each, target, found in rows])
-    steps = (("a first session, bfloat16", 1.5, "InferenceSession, bf16 model, cache empty"),)
-    steps += (("a first session, MX9", 2.5, "InferenceSession, MX9 model, cache empty"),)
-    steps += (("a first call with a filled cache", 0.23, "first call, cache filled"),)
-    found = [[label, f"{target} s", f"{digits(start_up.get(f'start-up: {step}'))} s"] for label, target, step in steps]
-    yield from table(["start-up (less is better)", "target", "measured"], found)
-    faster = operators.get(float8, "onnxruntime") / operators.get(float8, NATIVE)
-    yield f"Quantizing to float8 is {digits(faster)} times as fast as in ONNX Runtime, where the target is 20. The reasons:"
-    yield ""
+    header = ["target", "measured", "why"]
+    yield from table([MODEL, *header], rows)
+    compiling = "[compiling](#a-first-session)"
+    steps = [
+        ("a first session, bfloat16", "1.5 s", "InferenceSession, bf16 model, cache empty", compiling),
+        ("a first session, MX9", "2.5 s", "InferenceSession, MX9 model, cache empty", compiling),
+        ("a first call with a filled cache", "0.23 s", "first call, cache filled", "[importing Numba](#operators)"),
+    ]
+    found = [[label, target, f"{digits(start_up.get(f'start-up: {step}'))} s", why] for label, target, step, why in steps]
+    yield from table(["start-up (less is better)", *header], found)
+    faster = operators.get(float8, "onnxruntime") / operators.get(float8, DROP_IN)
+    row = ["quantize float8e4m3fn", "20 ×", f"{digits(faster)} ×", "[a division for each element](#float8)"]
+    yield from table(["speed-up over ONNX Runtime's operator (more is better)", *header], [row])
 
 
 def _beside(kept: Kept) -> Iterator[str]:
-    """Yield what one changed line and `InferenceSession` gain for the classifier, on one thread."""
+    """Yield what a drop-in session and `InferenceSession` gain for the classifier, on one thread."""
     results = kept["speed_beside_quark"]
     groups = [results.groups[_classifier(each)] for each in FORMATS]
-    for who, label in ((ONE_LINE, "With one changed line"), (SESSION, "In `InferenceSession`")):
+    rows = []
+    for who in (DROP_IN, SESSION):
         faster, slower = ([g[a] / g[b] for g in groups] for a, b in ((QUARK, who), (who, FLOAT)))
-        yield f"{label}, the classifier is {_text((min(faster), max(faster)), ' times')} as fast as with Quark's library,"
-        yield f"and takes {_text((min(slower), max(slower)), ' times')} as long as the float model."
-    yield ""
+        rows.append([who, *(_text((min(each), max(each))) for each in (faster, slower))])
+    yield from table(["classifier, on one thread", *FRONT_COLUMNS], rows)
     yield from _note(results)
 
 
 def _note(results: Results) -> Iterator[str]:
-    if note := results.content.get("note"):
-        yield note
-        yield ""
+    """Yield what the numbers of a file are."""
+    yield f"Each time is {results.content['statistic']}. {results.content.get('note', '')}".rstrip()
+    yield ""
 
 
 def _of_operators(kept: Kept) -> Iterator[str]:
     results = kept["operators"]
-    pairs = [(case.size, results.get(case.group, NATIVE), results.get(case.group, "onnxruntime")) for case in _per_tensor()]
+    pairs = [(case.size, results.get(case.group, DROP_IN), results.get(case.group, "onnxruntime")) for case in _per_tensor()]
     rates = [size / ours / 1e9 for size, ours, _ in pairs if ours]
     faster = [theirs / ours for _, ours, theirs in pairs if ours and theirs]
-    yield f"A session's operator converts {_text((min(rates), max(rates)), '')} billion elements a second"
+    yield f"A drop-in session's operator converts {_text((min(rates), max(rates)), '')} billion elements a second"
     yield f"(of a million, per tensor, on two threads). It is {_text((min(faster), max(faster)), ' times')} as fast as"
     yield f"ONNX Runtime's own operator, depending on the type; half of the types gain at least {digits(median(faster))} times."
     yield ""
+    yield from _note(results)
 
 
 def _front(kept: Kept) -> Iterator[str]:
@@ -485,19 +521,25 @@ def _front(kept: Kept) -> Iterator[str]:
     yield from _note(results)
 
 
+def _start(kept: Kept, who: str, cache: str) -> str:
+    """Return the time until a session of the classifier can run, in bfloat16 and in MX9."""
+    found = [kept["start_up"].get(f"start-up: {who}, {model} model, cache {cache}") for model in ("bf16", "MX9")]
+    bfloat16, mx9 = (f"{digits(each)} s" if each else "" for each in found)
+    return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
+
+
 def _front_start_up(kept: Kept) -> Iterator[str]:
     """Yield the times until a session can run, as an item of a list."""
-    results = kept["start_up"]
-
-    def seconds(who: str, cache: str) -> str:
-        found = [results.get(f"start-up: {who}, {model} model, cache {cache}") for model in ("bf16", "MX9")]
-        bfloat16, mx9 = (f"{digits(each)} s" if each else "" for each in found)
-        return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
-
-    first, later = (seconds("InferenceSession", cache) for cache in ("empty", "filled"))
-    saved = seconds("InferenceSession with cache=True", "filled")
+    first, later = (_start(kept, SESSION, cache) for cache in ("empty", "filled"))
     yield f"- The first `InferenceSession` of the classifier takes {first}, most of which is compiling."
-    yield f"  Later ones take {later}{f', or {saved} with `cache=True`' if saved else ''}, imports included."
+    yield f"  Later ones take {later}, or {_start(kept, KEEPING, 'filled')} with `cache=True`, imports included."
+    yield ""
+
+
+def _kept_models(kept: Kept) -> Iterator[str]:
+    """Yield what a kept model saves."""
+    yield f"The session of the classifier starts in {_start(kept, KEEPING, 'filled')},"
+    yield f"imports included, and in {_start(kept, SESSION, 'filled')} without `cache`."
     yield ""
 
 
@@ -532,11 +574,13 @@ PARTS = (
     (README, "models", _summary),
     (README, "operators", _of_operators),
     (PERFORMANCE, "targets", _targets),
+    (PERFORMANCE, "loading", _loading),
+    (SESSIONS, "kept models", _kept_models),
     (FRONT, "times", _front),
     (FRONT, "start-up", _front_start_up),
 )
 CHARTS = {"beside_quark.svg": _plot_classifier, "models.svg": _plot_models, "operators.svg": _plot_operators}
-PAGES = (RESULTS, README, PERFORMANCE, FRONT)
+PAGES = (RESULTS, README, PERFORMANCE, FRONT, SESSIONS)
 
 
 def written(path: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, ONE_LINE, QUARK, SESSION, STEPS
+from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, QUARK, STEPS
 from cases import TURNS
-from measuring import MODELS, Run, classifier_inputs, measure, session_options
+from measuring import DROP_IN, MODELS, SESSION, Run, classifier_inputs, measure, session_options
 
 import quark_numba
 
@@ -41,7 +41,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
     path = MODELS / f"{CLASSIFIER}_float.onnx" if contender == FLOAT else MODELS / f"{name}.onnx"
     if contender == QUARK:
         options.register_custom_ops_library(_quarks_library())
-    elif contender == ONE_LINE:
+    elif contender == DROP_IN:
         options.register_custom_ops_library(quark_numba.get_library_path())
     create = quark_numba.InferenceSession if contender == SESSION else onnxruntime.InferenceSession
     session = create(str(path), options)
@@ -71,11 +71,11 @@ def test_model_briefly(benchmark, name, contender):
 @pytest.mark.skipif(not HAS_QUARK, reason="amd-quark and torch are not here")
 @pytest.mark.parametrize("configuration", FINE_TUNED)
 @pytest.mark.parametrize("turn", range(TURNS))
-@pytest.mark.parametrize("contender", [QUARK, ONE_LINE])
+@pytest.mark.parametrize("contender", [QUARK, DROP_IN])
 def test_fine_tuning(benchmark, tmp_path, configuration, turn, contender):
     """Each is a process, as both define operators of the same names; the time is that of Quark's call."""
     _quarks_library()
-    words = ["-m", "quark_numba.for_quark"] if contender == ONE_LINE else []
+    words = ["-m", "quark_numba.for_quark"] if contender == DROP_IN else []
     command = [sys.executable, *words, str(Path(__file__).with_name("fine_tune.py")), configuration, str(STEPS)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     benchmark.group = f"beside Quark: {configuration}"

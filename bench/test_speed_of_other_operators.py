@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from cases import OTHER_CASES, TURNS, OtherCase
 from contenders import PEER_LIBRARY, bound_session
-from measuring import measure
+from measuring import DROP_IN, measure
 from onnx import helper, numpy_helper
 from onnx_models import model
 
@@ -49,7 +49,7 @@ def _session(case: OtherCase, is_float: bool, register: Callable[[onnxruntime.Se
 
 CONTENDERS = {
     "onnxruntime": lambda case: _session(case, True, lambda options: None),
-    "native session": lambda case: _session(case, False, quark_numba.register),
+    DROP_IN: lambda case: _session(case, False, quark_numba.register),
 }
 if PEER_LIBRARY:
     CONTENDERS["Quark's library"] = lambda case: _session(

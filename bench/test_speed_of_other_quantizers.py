@@ -1,4 +1,5 @@
-"""Latency of other quantizers' models: the float model, as written, optimized, in turns; and in the quantizer's own runtime."""
+"""Latency of other quantizers' models: the float model, a drop-in session and `InferenceSession`, in turns; and in the
+quantizer's own runtime."""
 
 from functools import partial
 
@@ -6,8 +7,8 @@ import models_of_quantizers
 import onnxruntime
 import pytest
 from cases import TURNS
-from measuring import Run, measure, session_options
-from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMIZED, VENDOR, inputs, quantized
+from measuring import DROP_IN, SESSION, Run, measure, session_options
+from models_of_quantizers import FLOAT, NAMES, VENDOR, inputs, quantized
 
 from quark_numba import InferenceSession, register
 
@@ -16,17 +17,17 @@ def _run(name: str, contender: str, threads: int) -> Run:
     if contender == VENDOR:
         return models_of_quantizers.vendors_runtime(name)
     options = session_options(threads)
-    if contender == OPTIMIZED:
+    if contender == SESSION:
         session = InferenceSession(quantized(name), options, keep_initializers_as_inputs=False)
     else:
-        if contender == AS_WRITTEN:
+        if contender == DROP_IN:
             register(options, qdq="float" if "NVFP4" in name else "auto")  # ONNX Runtime lacks DequantizeLinear of float4
         source = models_of_quantizers.float_model(name) if contender == FLOAT else quantized(name)
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     return partial(session.run, None, inputs(name))
 
 
-@pytest.mark.parametrize("contender", [FLOAT, AS_WRITTEN, OPTIMIZED])
+@pytest.mark.parametrize("contender", [FLOAT, DROP_IN, SESSION])
 @pytest.mark.parametrize("turn", range(2 * TURNS))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", NAMES)

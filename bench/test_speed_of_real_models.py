@@ -1,5 +1,5 @@
-"""Latency and loading of the models of `architectures` in Quark's types, as written and optimized, in turns with the float
-model. `test_speed_beside_quark.py` measures the classifier that Quark quantized."""
+"""Latency and loading of the models of `architectures` in Quark's types, in drop-in sessions and optimized, in turns with the
+float model. `test_speed_beside_quark.py` measures the classifier that Quark quantized."""
 
 from functools import lru_cache, partial
 

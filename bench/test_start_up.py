@@ -28,12 +28,12 @@ STEPS = {
     "import": ("", "import quark_numba"),
     "first call": ("", CALL.format(1)),
     "first call, 1 M elements": ("", CALL.format(1 << 20)),
-    "session, bf16 model": (OPTIONS, SESSION.format(REGISTER, BF16)),
+    "drop-in session, bf16 model": (OPTIONS, SESSION.format(REGISTER, BF16)),
     "InferenceSession, bf16 model": ("", OPTIMIZED.format(BF16)),
     "InferenceSession, MX9 model": ("", OPTIMIZED.format(MX9)),
     "InferenceSession with cache=True, bf16 model": ("", KEPT.format(BF16)),
     "InferenceSession with cache=True, MX9 model": ("", KEPT.format(MX9)),
-    "session, float model": (OPTIONS, SESSION.format("pass", FLOAT)),
+    "ONNX Runtime's session, float model": (OPTIONS, SESSION.format("pass", FLOAT)),
 }
 
 
