@@ -75,7 +75,7 @@ def fuse(graph: Graph) -> None:
                 made = graph.put(_DEQUANTIZE, [constant, scale], _DEQUANTIZE.values({}), back)
             graph.copy_inferred(y, made.outputs[0])
             graph.remove(back, FUSED if tensor is None else CODES)
-            graph.find(made)
+            graph.register(made)
             rounded.setdefault((codes, made.graph), made.outputs[0])
         if is_unused(cast):
             graph.remove(cast, FUSED if tensor is None else CODES)

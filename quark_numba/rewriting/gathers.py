@@ -61,7 +61,7 @@ def _move(graph: Graph, node: Node) -> None:
     assert parent
     ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, follower.outputs)
     graph.remove(node, MOVED)
-    graph.find(follower)
+    graph.register(follower)
     moved = graph.node(follower)
     if moved:
         graph.reasons[moved] = KEPT

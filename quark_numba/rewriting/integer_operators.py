@@ -205,7 +205,7 @@ class _Writing:
         node = ir.node(quantizer.name, self._inputs(quantize, quantize.x), quantizer.values({}), domain=quantizer.domain)
         codes = self._insert(node, quantize, quantize.y)
         self.graph.model.opset_imports.setdefault(quantizer.domain, quantizer.since_version)
-        self.graph.find(node)
+        self.graph.register(node)
         return codes
 
     def _inputs(self, node: Node, x: ir.Value) -> list[ir.Value]:

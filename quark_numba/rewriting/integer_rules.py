@@ -38,7 +38,7 @@ _MAX_POOLED = 64
 _MAX_QUOTIENT = 4.0
 
 # Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
-_OF_TIE = 2.0**-30
+_TIE_DISTANCE = 2.0**-30
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
 def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
     """Raise NotRewrittenError if two codes may be equally near to a result, and there may be none, or the operator adds an odd
     zero point before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
-    if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+    if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
         raise NotRewrittenError("two codes may be equally near")
 
 
@@ -258,16 +258,16 @@ def _check_max_pool(graph: Graph, match: Match) -> None:
     stays_if(graph.model.opset_imports[""] < 12, "MaxPool has no codes")
 
 
-_OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-_OF_POOL = ("count_include_pad", "kernel_shape", "pads", "strides")
+_CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_POOL_ATTRIBUTES = ("count_include_pad", "kernel_shape", "pads", "strides")
 RULES = {
-    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _OF_CONV, has_weights=True),
+    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _CONV_ATTRIBUTES, has_weights=True),
     "MatMul": Rule("", "QLinearMatMul", 2, _check_matmul, has_weights=True),
     "Gemm": Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
     "Add": Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
     "Mul": Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
     "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
-    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_OF_POOL),
+    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_POOL_ATTRIBUTES),
     "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
     "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, "y x", ("axis",)),
     "MaxPool": Rule("", "", 1, _check_max_pool, "codes", None),

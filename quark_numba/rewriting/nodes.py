@@ -213,9 +213,9 @@ class Nodes(Values):
         self._nodes: dict[ir.Node, Node] = {}
         self._others: Counter[tuple[str, str]] = Counter()
         for node in model.graph.all_nodes():
-            self.find(node)
+            self.register(node)
 
-    def find(self, node: ir.Node) -> None:
+    def register(self, node: ir.Node) -> None:
         """Record a node of one of the package's operators. Count it as left instead if a local function has its name, or if it
         has wrong inputs or outputs. Count a node of another operator as left if ONNX Runtime lacks the operator."""
         operator = OPERATORS.find(node.domain, node.op_type)

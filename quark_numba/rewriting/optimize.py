@@ -205,7 +205,7 @@ class Optimized:
 
     def check_operators(self) -> None:
         """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package is left."""
-        if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
+        if self.operators in standard_forms.ONNX_ONLY and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -243,7 +243,7 @@ def optimized(
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check_choices(QDQ, qdq=qdq)
     standard_forms.check(operators)
-    is_standard = operators in standard_forms.OF_ONNX_ALONE
+    is_standard = operators in standard_forms.ONNX_ONLY
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.

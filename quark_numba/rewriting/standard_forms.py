@@ -31,7 +31,7 @@ from .standard_operators import is_run_by_onnx_runtime
 # runs, and ONNX operators; ONNX operators alone; or only the ONNX operators that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
-OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
+ONNX_ONLY: tuple[Operators, ...] = ("standard", "webgpu")
 
 WRITTEN = "written in standard operators"
 
@@ -183,7 +183,7 @@ class _Nodes(Builder[Operand]):
         return None if shape is None else [length if isinstance(length, int) and length >= 0 else None for length in shape]
 
     def may_be_nan(self, x: Operand) -> bool:
-        return not math.isfinite(self._bounds.of(x.value))
+        return not math.isfinite(self._bounds.find(x.value))
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""

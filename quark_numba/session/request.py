@@ -20,7 +20,7 @@ Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
 # The arguments that ONNX Runtime takes by name alone.
-_OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
+_ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 
 
 class SessionRequest(NamedTuple):
@@ -49,7 +49,7 @@ class SessionRequest(NamedTuple):
         TypeError for an argument that ONNX Runtime would ignore. The model itself is checked when it is read."""
         check_choices(QDQ, qdq=self.qdq)
         check_choices(CHOICES, operators=self.operators)
-        if unknown := ", ".join(sorted({*self.ort_arguments} - _OF_ONNX_RUNTIME)):
+        if unknown := ", ".join(sorted({*self.ort_arguments} - _ORT_ARGUMENTS)):
             raise TypeError(f"InferenceSession has no argument {unknown}")
         check_flags(
             blocked_layout=self.blocked_layout,

@@ -82,12 +82,12 @@ def shared_library(symbol: str, address: int, argument: int, machine: Machine) -
     return content + _signature(content)
 
 
-def _aligned(size: int, to: int) -> int:
-    return -(-size // to) * to
+def _aligned(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
-def _padded(content: bytes, to: int) -> bytes:
-    return content.ljust(_aligned(len(content), to), b"\0")
+def _padded(content: bytes, multiple: int) -> bytes:
+    return content.ljust(_aligned(len(content), multiple), b"\0")
 
 
 def _commands(
