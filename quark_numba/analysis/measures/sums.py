@@ -139,3 +139,7 @@ class TensorSums(Sums):
     largest: float = 0.0
     largest_own: float = 0.0
     reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so that only its own error counts
+
+
+# The fields that `tensors.add_up` sums over the elements.
+TENSOR_SUMS = [each.name for each in fields(TensorSums) if each.name not in ("count", "reshaped")]
