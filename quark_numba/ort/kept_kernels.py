@@ -51,9 +51,7 @@ _recordings: list[dict[str, Callable[[], dict[str, Any]]]] = []
 
 # The functions that Numba's error paths call. Kernels raise nothing, so that these paths never run. All other undefined
 # functions are functions of C.
-_ERROR_FUNCTIONS = re.compile(
-    r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor"
-)
+_ERROR_API = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
 _C_FUNCTIONS = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
 
 
@@ -235,7 +233,7 @@ def _symbol_of(address: int) -> str:
         module = ll.parse_bitcode(bitcode)
         needed = {value.name for value in (*module.functions, *module.global_variables) if value.is_declaration}
         needed = {name for name in needed if not name.startswith("llvm.")} - _C_FUNCTIONS
-        if not all(map(_ERROR_FUNCTIONS.fullmatch, needed)):
+        if not all(map(_ERROR_API.fullmatch, needed)):
             raise LookupError(f"{symbol} needs {', '.join(sorted(needed))}")
         _kept.stubs |= needed
         _kept.objects[symbol] = base64.b64encode(code).decode()

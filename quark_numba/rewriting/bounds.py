@@ -6,7 +6,7 @@ apart. So one counts only if it is far below the largest float32."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Bounds:
         rule = _RULES.get(node.op_type) if node.domain == "" else None
         if rule is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
             return math.inf
-        return rule(self, node, [0.0 if value is None else self.find(value) for value in node.inputs])
+        return rule(self, node, *(0.0 if value is None else self.find(value) for value in node.inputs))
 
 
 def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
@@ -121,95 +121,80 @@ def _sum_of_filters(array: NDArray[Any]) -> float:
     return float(np.max(np.sum(np.abs(array), axis=tuple(range(1, array.ndim)))))
 
 
-def _first(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return input_bounds[0]
+def _first(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return x
 
 
-def _pool(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
+def _pool(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
-    return math.inf if node.attributes.get_int("ceil_mode", 0) else input_bounds[0]
+    return math.inf if node.attributes.get_int("ceil_mode", 0) else x
 
 
-def _at_most_1(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return 1.0 if math.isfinite(input_bounds[0]) else math.inf
+def _at_most_1(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return 1.0 if math.isfinite(x) else math.inf
 
 
-def _clip(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
+def _clip(bounds: Bounds, node: ir.Node, x: float, *limits: float) -> float:
     """Return the bound of a Clip. NaN passes it, and so does every number within its bounds, which may exclude 0."""
-    if len(node.inputs) != 3 or not math.isfinite(input_bounds[0]):
-        return math.inf if not math.isfinite(input_bounds[0]) or len(node.inputs) > 1 else input_bounds[0]
-    return max(input_bounds[1], input_bounds[2])
+    if len(limits) != 2 or not math.isfinite(x):
+        return math.inf if not math.isfinite(x) or limits else x
+    return max(limits)
 
 
-def _cast(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
+def _cast(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     to = find(node.attributes.get_int("to", 0))
     if to is FLOAT16:
-        return min(_ROUNDED * input_bounds[0], float(to.highest)) if input_bounds[0] <= to.highest else math.inf
-    return _ROUNDED * input_bounds[0] if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
+        return min(_ROUNDED * x, float(to.highest)) if x <= to.highest else math.inf
+    return _ROUNDED * x if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
 
 
-def _sum(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return _ROUNDED * sum(input_bounds)
+def _sum(bounds: Bounds, node: ir.Node, *terms: float) -> float:
+    return _ROUNDED * sum(terms)
 
 
-def _max(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return max(input_bounds)
+def _max(bounds: Bounds, node: ir.Node, *inputs: float) -> float:
+    return max(inputs)
 
 
-def _where(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return max(input_bounds[1:])
+def _round(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return x + 1
 
 
-def _pad(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return (
-        max(input_bounds[0], input_bounds[2])
-        if len(input_bounds) > 2
-        else math.inf
-        if "value" in node.attributes
-        else input_bounds[0]
-    )
+def _where(bounds: Bounds, node: ir.Node, condition: float, *branches: float) -> float:
+    return max(branches)
 
 
-def _product(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
-    return (
-        _ROUNDED * input_bounds[0] * input_bounds[1]
-        if math.isfinite(input_bounds[0]) and math.isfinite(input_bounds[1])
-        else math.inf
-    )
+def _pad(bounds: Bounds, node: ir.Node, x: float, pads: float = 0.0, value: float | None = None, *others: float) -> float:
+    return max(x, value) if value is not None else math.inf if "value" in node.attributes else x
 
 
-def _quotient(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
+def _product(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
+    return _ROUNDED * a * b if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
+def _quotient(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
     inverse = bounds.reduce_constant(node.inputs[1], _largest_inverse) if node.inputs[1] else math.inf
-    return _ROUNDED * input_bounds[0] * inverse if math.isfinite(input_bounds[0]) and math.isfinite(inverse) else math.inf
+    return _ROUNDED * a * inverse if math.isfinite(a) and math.isfinite(inverse) else math.inf
 
 
-def _products(bounds: Bounds, node: ir.Node, input_bounds: Sequence[float]) -> float:
+def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: float = 0.0, *others: float) -> float:
     """Return the bound of Conv, Gemm or MatMul: sums of products with a constant, and a bias."""
     weights = node.inputs[1]
     kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
     reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns
     sums = bounds.reduce_constant(weights, reduce) if weights else math.inf
-    if not math.isfinite(sums) or not math.isfinite(input_bounds[0]):
+    if not math.isfinite(sums) or not math.isfinite(x):
         return math.inf
     factors = [abs(node.attributes.get_float(name, 1.0)) for name in ("alpha", "beta")]
-    return (
-        _ROUNDED
-        * _ROUNDED
-        * (
-            max(factors[0], 1) * sums * input_bounds[0]
-            + max(factors[1], 1) * (input_bounds[2] if len(input_bounds) > 2 else 0.0)
-        )
-    )
+    return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * x + max(factors[1], 1) * bias)
 
-
-_Rule = Callable[[Bounds, ir.Node, Sequence[float]], float]
 
 # Operators whose outputs have only elements of their first input, their magnitudes, or less, and 0.
 _BOUNDED_BY_FIRST = (
     *("Abs", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "HardSwish", "Identity", "Neg"),
     *("Relu", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
 )
-_RULES: Mapping[str, _Rule] = {
+_RULES: Mapping[str, Callable[..., float]] = {
     **dict.fromkeys(_BOUNDED_BY_FIRST, _first),
     **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
     **dict.fromkeys(("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"), _at_most_1),
@@ -221,6 +206,6 @@ _RULES: Mapping[str, _Rule] = {
     "Div": _quotient,
     "Mul": _product,
     "Pad": _pad,
-    "Round": lambda bounds, node, input_bounds: input_bounds[0] + 1,
+    "Round": _round,
     "Where": _where,
 }
