@@ -115,8 +115,10 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
         raise NotRewrittenError("its bias is not dequantized from int32")
     codes, scale = graph.array(meaning.x.value), meaning.scale.array
-    if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
+    if codes is None or scale is None:
         raise NotRewrittenError("its bias is not constant")
+    stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in another type than float32")
+    stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
@@ -132,8 +134,9 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
     scale, or with one for each index along an axis."""
     tensor = graph.tensor(source.node.x)
-    if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
+    if tensor is None:
         raise NotRewrittenError("its weights are not constant")
+    stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by another node than Transpose")
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]
     for move in source.moves:
@@ -219,8 +222,9 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
 
 
 def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
-    """Raise NotRewrittenError if two codes may be equally near to a result, and there may be none, or the operator adds an odd
-    zero point before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
+    """Raise NotRewrittenError if a result may be a tie, and either `needs_none` is set or the zero point is odd. The operator
+    adds the zero point before it rounds half to even, so an odd one turns ties the other way. `exact` are all results, in
+    steps of the output."""
     if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
         raise NotRewrittenError("two codes may be equally near")
 
