@@ -1,5 +1,9 @@
 """Fold constants: replace each node whose inputs are all constants by its outputs.
 
+Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and stays at first: the
+graph only remembers what one kernel computes for both steps or, if there is no such kernel, the codes. Each dequantize node
+finds its result there and becomes a constant. The last one takes the quantize node along, as nothing uses that any more.
+
 Large outputs are computed when the model is written, some rows at a time. Equal nodes on one constant are computed once.
 
 They are computed on one thread. It computes 2 to 10 GB of floats a second, which is more than are read and written. Between the
@@ -57,21 +61,22 @@ def fold_scales(graph: Graph) -> None:
 
 
 def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
-    """Fold a node if its inputs are constants. Nodes are visited in the order of the model, so those before it have been: a
-    quantize node stays, with outputs that are remembered, until the last of its dequantize nodes is folded and takes it along.
-    Raise NotRewrittenError if the node stays for good."""
-    before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+    """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
     inputs = graph.constants(node)
-    if before is not None:  # its quantize node computed it
-        graph.make_constant(node, (before,), CONSTANT)
+    remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+    if remembered is not None:
+        graph.make_constant(node, (remembered,), CONSTANT)
     elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise NotRewrittenError("it is one step already, and its inputs are not all constants")
     elif isinstance(meaning, Quantize):
         try:
-            _there_and_back(graph, node, meaning, known)
+            followers, y = _round_trip(graph, node, meaning, known)
         except NotRewrittenError:
             _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
+        else:
+            for follower in followers:
+                graph.remember(follower.y, y)
     else:
         outputs = _outputs(graph, node, inputs, meaning, known)
         _remember(graph, node, outputs)
@@ -110,9 +115,10 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
         graph.remember(value, tensor)
 
 
-def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> None:
-    """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
-    the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else, or the codes are kept."""
+def _round_trip(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> tuple[list[Node], ir.TensorProtocol]:
+    """Return the dequantize nodes of a quantize node, and what they all return, computed in one step. One kernel instead of two
+    takes half the time if the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else,
+    or the codes are kept."""
     stays_if(graph.keep_quantized_weights, KEPT)
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
@@ -127,8 +133,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
     zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
     pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
     (y,) = _outputs(graph, pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
-    for follower in followers:
-        graph.remember(follower.y, y)
+    return followers, y
 
 
 def _outputs(
