@@ -28,7 +28,7 @@ from ..ort import DISABLED_OPTIMIZERS, config_entry, register
 from ..rewriting.fusions import optimized_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
-from .blocks import NCHWC, block_size
+from .blocks import NCHWC, find_lanes
 from .options import ENTRIES
 from .request import SessionRequest
 
@@ -52,11 +52,11 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
     try:
         if not operators["", "Conv"]:
             raise NotRewrittenError("the model has no convolution")
-        block = _find_block_size(request)
+        lanes = _find_lanes_for(request)
         optimized = _optimize(path or model, request)
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
-    tensors = BlockedTensors(optimized, block, path and os.path.dirname(path))
+    tensors = BlockedTensors(optimized, lanes, path and os.path.dirname(path))
     left_out = Counter[str]()
     in_layout = 0
     for node in optimized.graph.node:
@@ -81,8 +81,8 @@ def has_regions(model: model_files.Model) -> bool:
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 
 
-def _find_block_size(request: SessionRequest) -> int:
-    """Return the number of channels in a block. Raise NotRewrittenError unless ONNX Runtime would lay out this session's
+def _find_lanes_for(request: SessionRequest) -> int:
+    """Return the number of lanes (`find_lanes`). Raise NotRewrittenError unless ONNX Runtime would lay out this session's
     tensors in blocks."""
     options = request.options
     if request.other_providers:
@@ -95,10 +95,10 @@ def _find_block_size(request: SessionRequest) -> int:
     if "NchwcTransformer" in {*disabled, *(config_entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
         raise NotRewrittenError("NchwcTransformer is disabled")
     with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
-        size = block_size()
-    if size == 1:
+        lanes = find_lanes()
+    if lanes == 1:
         raise NotRewrittenError("ONNX Runtime has no blocked layout on this processor")
-    return size
+    return lanes
 
 
 def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:

@@ -47,9 +47,9 @@ class BlockedTensors:
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
-    def __init__(self, model: onnx.ModelProto, block: int, folder: str | None) -> None:
+    def __init__(self, model: onnx.ModelProto, lanes: int, folder: str | None) -> None:
         graph = model.graph
-        self.block, self._folder = block, folder
+        self.lanes, self._folder = lanes, folder
         self.shapes = _inferred_shapes(model)
         self.shapes |= {value.name: _dimensions(value) for value in (*graph.value_info, *graph.input) if _dimensions(value)}
         inputs = {value.name for value in graph.input}
@@ -142,7 +142,7 @@ class BlockedTensors:
         name = self._name()
         copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
         self.nodes.append(copy)
-        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.block == 0)
+        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.lanes == 0)
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
