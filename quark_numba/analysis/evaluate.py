@@ -53,7 +53,7 @@ class _Batch(Sums):
 
     def add(self, other: _Batch) -> None:
         """Add the sums of later batches. Raise ModelError, before anything is added, if a mean or a share would be taken over
-        some batches alone."""
+        only some of the batches."""
         for name, labelling in other.first_labels.items():
             first = self.first_labels.get(name, labelling)
             if first.fits != labelling.fits:

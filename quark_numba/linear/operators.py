@@ -234,7 +234,7 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
 
 
 def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:
-    """Return the attribute axis if these shapes are valid for exactly one axis. Return nothing if the axis is ignored, so that
+    """Return the attribute axis if these shapes are valid for exactly one axis. Return nothing if the axis is ignored: then
     the default holds. Raise ValueError if the shapes are valid for several axes."""
     if scale in ((), (1,)):
         return {}

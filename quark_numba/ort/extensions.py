@@ -2,7 +2,7 @@
 
 The limits of onnxruntime-extensions 0.15, and what follows from them here:
 
-- float16 and bfloat16 tensors end the process. These types are not declared, so that ONNX Runtime refuses such a model.
+- float16 and bfloat16 tensors end the process. These types are not declared, so ONNX Runtime refuses such a model.
 - Every input is required, and all overloads must have the same number of inputs. A node without a zero point is refused.
 - A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values are those
   of ``Operator.attributes_of_shapes``, or the defaults.

@@ -49,7 +49,7 @@ Recorded = Mapping[str, Callable[[], dict[str, Any]]]
 # The kernels of the sessions that are being created.
 _recordings: list[dict[str, Callable[[], dict[str, Any]]]] = []
 
-# The functions that Numba's error paths call. Kernels raise nothing, so that these paths never run. All other undefined
+# The functions that Numba's error paths call. Kernels raise nothing, so these paths never run. All other undefined
 # functions are functions of C.
 _ERROR_API = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
 _C_FUNCTIONS = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}

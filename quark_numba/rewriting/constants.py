@@ -92,7 +92,7 @@ def _keep_codes(
     if isinstance(meaning, BlockRoundTrip):
         with suppress(NotRewrittenError):
             kept = block_codes.store(graph, node, meaning, known)
-            graph.remember(kept.y, *outputs)  # nodes after it may be folded, and it is removed with them then
+            graph.remember(kept.y, *outputs)  # the last folded node after it takes it along
             graph.reasons[kept] = KEPT
             return True
     if isinstance(meaning, Dequantize) and not _is_scale(graph, node):
@@ -196,7 +196,7 @@ def _lazily(
 
 
 def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
-    """Return the output as `_lazily` does, for a node of fake quantization, whose parameters broadcast to x."""
+    """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazily` does."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):

@@ -1,7 +1,7 @@
 """With kept codes, gather rows of codes instead of rows of floats.
 
 A dequantize node after a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element is
-computed from its own code, so that the bits are the same."""
+computed from its own code, so the bits are the same."""
 
 from __future__ import annotations
 

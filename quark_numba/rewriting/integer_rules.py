@@ -24,7 +24,7 @@ _MICROSOFT = "com.microsoft"
 # The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
 _MAX_PRODUCTS, _MAX_BIAS = 1 << 14, 1 << 30
 
-# A bias of so many steps of the output. Its scale is the product of two scales but for a rounding, 2^-23 of it at most.
+# The largest bias, in steps of the output. Its scale is the product of two scales, with a rounding error of up to 2^-23 of it.
 _MAX_BIAS_STEPS = 1 << 12
 
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
@@ -108,8 +108,8 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 
 
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
-    """Return the int32 codes of a bias. Raise NotRewrittenError unless they have the scale of the products, but for a rounding
-    of it."""
+    """Return the int32 codes of a bias. Raise NotRewrittenError unless their scale is that of the products, within a rounding
+    error."""
     node = graph.node(value.producer())
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
@@ -150,8 +150,8 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 
 
 def _check_products(products: Any) -> None:
-    """Raise NotRewrittenError unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's
-    integer operators leave the memory of the output as it is then."""
+    """Raise NotRewrittenError unless the sum of this number of products fits int32. If there are none, ONNX Runtime's integer
+    operators do not write their output."""
     if not isinstance(products, int) or not 1 <= products <= _MAX_PRODUCTS:
         raise NotRewrittenError("the number of its products is not known, or too large, or 0")
 
@@ -184,8 +184,8 @@ def _check_matmul(graph: Graph, match: Match) -> None:
 
 
 def _check_binary(graph: Graph, match: Match) -> None:
-    """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but
-    for those beside ties."""
+    """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes. If a
+    result is nearly a tie, the other of its two codes counts as well."""
     a, b = match.sources
     y_scale = float(match.target.codes.scale)
     scales = [float(source.codes.scale) for source in (a, b)]
@@ -200,8 +200,8 @@ def _check_binary(graph: Graph, match: Match) -> None:
 
 
 def _check_division(graph: Graph, match: Match) -> None:
-    """Raise NotRewrittenError unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the
-    specification, but for those beside ties."""
+    """Raise NotRewrittenError unless the divisor is a constant, and QLinearMul with its reciprocal gives the codes of the
+    specification. If a result is nearly a tie, the other of its two codes counts as well."""
     (source,), divisor = match.sources, divisor_of(graph, match.node)
     if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
         raise NotRewrittenError("its divisor is not a constant, or extreme")

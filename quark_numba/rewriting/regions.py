@@ -41,7 +41,7 @@ def rewrite(graph: Graph) -> None:
     mergings = [_Merging(graph, nodes, fused) for nodes in quantized]
     regions = [(merging, *pair) for merging in mergings for pair in merging.regions()]
     has_convolutions = any(node.op_type == "Conv" for node in graph.model.graph.all_nodes())
-    # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
+    # If a region has several nodes, single nodes become regions as well: no kernel outside of regions is compiled for them. And
     # only regions can lie between convolutions in their blocked layout, and have nodes of fake quantization on a GPU.
     if has_convolutions or graph.operators == "cuda" or any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
@@ -181,7 +181,7 @@ class _Merging:
     def __init__(self, graph: Graph, nodes: list[ir.Node], fused: dict[str, str]) -> None:
         self.graph, self.nodes, self.fused = graph, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
-        self.constants: set[ir.Value] = set()  # values computed from constants alone
+        self.constants: set[ir.Value] = set()  # values computed only from constants
         self.steps: dict[ir.Node, Step] = {}  # without operands yet
 
     def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:

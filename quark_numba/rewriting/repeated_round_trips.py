@@ -45,13 +45,13 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_idempotent(round_trip: _RoundTrip) -> bool:
-    """Whether it is proved that the results of a round trip come back from it, as numbers. A block format says it.
+    """Whether a round trip is proved to return its own results unchanged, as numbers. A block format declares it.
 
     - Integers of up to 16 bits: see `is_exact`.
     - Integers of 32 bits: the quotient is rounded to a whole number that float32 has, and saturates at two such numbers
       (``linear.arithmetic``). A power of two times such a number is exact, and so is the quotient of the result.
     - Float types, with zero point 0: a code is exact in float32, and so are its product with a power of two and the quotient of
-      the result. bfloat16 has float32's exponents, so that its scale has to be 1."""
+      the result. bfloat16 has float32's exponents, so its scale has to be 1."""
     if isinstance(round_trip, BlockRoundTrip):
         return round_trip.is_idempotent
     codes, scale = round_trip.element_type, round_trip.scale.array
@@ -95,8 +95,8 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict
 
 
 def _sources(graph: Graph, node: ir.Node, round_trip: _RoundTrip) -> Sequence[ir.Value | None]:
-    """Return the inputs of a node that have to be rounded, so that its output is; (None,): it may not be. In a block format
-    elements stay in their places."""
+    """Return the inputs of a node whose rounding makes its output rounded, or (None,) if the output may not be rounded. In a
+    block format the elements have to keep their places."""
     if isinstance(round_trip, BlockRoundTrip):
         return node.inputs[:1] if node.op_type in ("Identity", "Relu") else (None,)
     if node.op_type in MOVE_ALL:

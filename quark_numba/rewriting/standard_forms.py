@@ -1,4 +1,4 @@
-"""Write every node of the package's operators in its standard form: ONNX's standard operators alone, with the same bits.
+"""Write every node of the package's operators in its standard form: only ONNX's standard operators, with the same bits.
 
 Any execution provider runs such a model. ONNX Runtime's optimizers do not know that it quantizes."""
 
@@ -27,8 +27,8 @@ from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written, in this order: the operators of this package; those of them that the CUDA provider
-# runs, and ONNX operators; ONNX operators alone; or only the ONNX operators that WebGPU has.
+# The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
+# and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 ONNX_ONLY: tuple[Operators, ...] = ("standard", "webgpu")

@@ -44,7 +44,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
         they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. What they mean is kept, so that initializers that are added to them,
+        The operators are registered with these options. All that the options say holds: initializers that were added to them,
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`

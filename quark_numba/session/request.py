@@ -19,14 +19,14 @@ from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_pro
 Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
-# The arguments that ONNX Runtime takes by name alone.
+# The arguments that ONNX Runtime takes only by name.
 _ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 
 
 class SessionRequest(NamedTuple):
     """The arguments of an ``InferenceSession``, which explains them.
 
-    `ort_arguments` are those that ONNX Runtime takes by name alone. Two fields are found out later: `replaced` is what the
+    `ort_arguments` are those that ONNX Runtime takes only by name. Two fields are set later: `replaced` is what the
     options put in the place of tensors of the model, None until then; `is_native` is whether the operators are registered
     natively."""
 

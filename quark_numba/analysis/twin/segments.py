@@ -1,8 +1,8 @@
 """A quantized model in segments: sessions of the nodes between its quantized tensors. This package rounds the tensors.
 
 One set of sessions computes the quantized model, the float model and any mix of the two, and returns each tensor. After a
-change only the downstream segments run again. Each session runs on one thread and fuses nothing, so that ONNX Runtime computes
-each value by its node alone, and batches can run side by side."""
+change only the downstream segments run again. Each session runs on one thread and fuses nothing, so ONNX Runtime computes each
+value in its own node, and batches can run side by side."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _commands(
         segment(b"__TEXT", 0, _PAGE, _READ | _EXECUTE, text, 1),
         segment(b"__LINKEDIT", _PAGE, max(0, size - _PAGE), _READ, b"", 0),
         dylib(_LC_ID_DYLIB, _NAME),
-        # Nothing to rebase or to bind: an export trie alone.
+        # Nothing to rebase or to bind: only an export trie.
         command(_LC_DYLD_INFO_ONLY, *[0] * 8, _PAGE, len(trie)),
         command(_LC_SYMTAB, symbols_at, 1, strings_at, len(strings)),
         # No local symbol, one external symbol, no undefined symbol.
