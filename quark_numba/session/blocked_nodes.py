@@ -132,12 +132,10 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
         raise NotRewrittenError("it has blocks along another axis than channels")
-    if any(axis is not None and axis < 0 for axis in program.axes):
-        raise NotRewrittenError("it has scales along an axis")
+    stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
     stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
-    if any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None):
-        raise NotRewrittenError("it casts an input")
+    stays_if(any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None), "it casts an input")
     operands = dict.fromkeys(name for name, declared, axis in roles if axis is None and not declared.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
     stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
