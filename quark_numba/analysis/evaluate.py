@@ -177,7 +177,7 @@ def evaluate(
 def _work(pair: list[Any] | None, make: Callable[[], list[Any]], *arguments: Any) -> Work:
     """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
     own_pair = pair or make()
-    return lambda batch: _of_batch(own_pair, batch, *arguments)
+    return lambda batch: _measure_batch(own_pair, batch, *arguments)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -200,7 +200,7 @@ def _output_error(name: str, total: _Batch) -> OutputError:
     return error
 
 
-def _of_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
+def _measure_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
     feed = batch.load()
     seconds: list[float] = []
     results: list[Arrays] = []

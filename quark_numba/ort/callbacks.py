@@ -185,18 +185,18 @@ def compiled(function: Callable[..., int], name: str = "") -> int:
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
 _ERROR_API = ("PyObject_Vectorcall", "PyErr_Fetch", "PyErr_Restore", "PyErr_Clear", "Py_AddPendingCall")
 _ERROR = words("type", "value", "traceback")
-_HOOK = words(*_ERROR_API, "python", "body", "again", "raise_it", *_ERROR.names)
+_HOOK = words(*_ERROR_API, "python", "body", "retry", "raise_it", *_ERROR.names)
 
-# What `again` answers.
+# What `retry` answers.
 _ANSWER = words("result", "is_node_at_fault")
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """Return the result of the Python function `body` for three Python objects. If `body` raises, return the result of `again`,
+    """Return the result of the Python function `body` for three Python objects. If `body` raises, return the result of `retry`,
     which runs on another thread; without a result, return 0 with the exception of `body`, as C functions of Python do.
 
-    If `again` finds no fault in the node, a signal handler raised the exception. It is kept until the main thread can raise it,
-    or dropped if an earlier one is kept already. If the node is at fault, `again` has logged why, and the exception is
+    If `retry` finds no fault in the node, a signal handler raised the exception. It is kept until the main thread can raise it,
+    or dropped if an earlier one is kept already. If the node is at fault, `retry` has logged why, and the exception is
     dropped."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
@@ -207,7 +207,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
         call(hook.PyErr_Fetch, (error_address, error_address + 8, error_address + 16))
         answer_address, answer = new_record(_ANSWER)
         answer.result, answer.is_node_at_fault = 0, 0
-        _run_elsewhere(hook.python, _NOTHING, hook.again, k_id, feed, attributes, answer_address)
+        _run_elsewhere(hook.python, _NOTHING, hook.retry, k_id, feed, attributes, answer_address)
         result = answer.result
         has_result = result != 0
         was_interrupted = has_result and answer.is_node_at_fault == 0
@@ -235,13 +235,13 @@ def _raise_it(hook_address: int) -> int:
 
 
 def uninterrupted(
-    body: Callable[[Any, Any, Any], Any], again: Callable[[Any, Any, Any], tuple[Any, bool]]
+    body: Callable[[Any, Any, Any], Any], retry: Callable[[Any, Any, Any], tuple[Any, bool]]
 ) -> Callable[[Any, Any, Any], Any]:
     """Return `body` as a C function that does not pass on a signal handler's exception. If `body` raises, another thread calls
-    `again`, which must not raise: it does the same work once more, and returns the result and whether the node is at fault."""
+    `retry`, which must not raise: it does the same work once more, and returns the result and whether the node is at fault."""
 
-    def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
-        result, is_fault = again(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
+    def run_retry(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
+        result, is_fault = retry(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
         fields = (c_int64 * 2).from_address(answer)  # an _ANSWER
         fields[0], fields[1] = id(keep_alive(result)), is_fault  # the caller gets the reference
         is_done[0] = 1
@@ -250,7 +250,7 @@ def uninterrupted(
     fill(hook, _ERROR_API)
     hook["python"] = python_functions(compiled(run_work))
     hook["body"] = id(keep_alive(body))
-    hook["again"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_again)), c_void_p).value
+    hook["retry"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_retry)), c_void_p).value
     hook["raise_it"] = compiled(_raise_it)
     function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

@@ -93,7 +93,7 @@ def _declare() -> None:
         body, _, _ = known[k_id]
         return _answer(k_id, body(*feed, **attributes))
 
-    def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
+    def retry(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
         """Run a node that raised once more. Return its answer, and whether the node is at fault."""
         try:
             return hook(k_id, feed, attributes), False
@@ -103,7 +103,7 @@ def _declare() -> None:
             return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
-        callbacks.uninterrupted(hook, again) if JIT_ENABLED else lambda *node: again(*node)[0]
+        callbacks.uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
     )
 
 

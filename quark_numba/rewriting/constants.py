@@ -146,13 +146,13 @@ def _outputs(
     types = (tensor and (tensor.dtype, tensor.shape.numpy()) for tensor in others)
     key = node.operator, repr(node.attributes), id(x), *digests, *types
     if key not in known:
-        y = _lazily(graph, node, x, others, meaning)
+        y = _lazy_output(graph, node, x, others, meaning)
         arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
         known[key] = x, [y] if y else [in_memory(array) for array in arrays]
     return known[key][1]
 
 
-def _lazily(
+def _lazy_output(
     graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
@@ -161,7 +161,7 @@ def _lazily(
     if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
         return None
     if isinstance(meaning, FakeQuantize):
-        return _lazily_rounded(graph, node, x, meaning)
+        return _lazy_fake_quantization(graph, node, x, meaning)
     if not isinstance(meaning, (Affine, BlockRoundTrip)):
         return None
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
@@ -191,12 +191,12 @@ def _lazily(
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     few = [length if dimension == axis else 1 for dimension, length in enumerate(shape)]
-    call(node, [np.zeros(few, x_type.dtype), *(_few(parameter, axis, len(shape)) for parameter in others)])
+    call(node, [np.zeros(few, x_type.dtype), *(_first_of_other_axes(parameter, axis, len(shape)) for parameter in others)])
     return y if find(first.dtype) is inferred.element_type else None
 
 
-def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
-    """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazily` does."""
+def _lazy_fake_quantization(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
+    """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazy_output` does."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
@@ -217,8 +217,8 @@ def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: in
     return parameter[index]
 
 
-def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
-    """Return the parameters of the first index of each axis except for their own."""
+def _first_of_other_axes(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
+    """Return a parameter at the first index of each axis other than its own."""
     array = None if tensor is None else array_of(tensor)
     if array is None or array.ndim != rank or array.ndim < 2:
         return array

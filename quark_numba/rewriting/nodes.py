@@ -141,7 +141,7 @@ class Node:
 
     node: ir.Node
     operator: Operator
-    place: int  # its index among all such nodes of the model
+    index: int  # its index among all such nodes of the model
     attributes: dict[str, Any] = field(default_factory=dict)
     is_valid: bool = True
 
@@ -335,7 +335,7 @@ class Nodes(Values):
             if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
                 raise NotRewrittenError(f"{what} are used by {full_name(user)}")
             followers.append(follower)
-        return sorted(followers, key=lambda follower: follower.place)
+        return sorted(followers, key=lambda follower: follower.index)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises NotRewrittenError if

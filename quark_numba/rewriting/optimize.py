@@ -273,9 +273,9 @@ def optimized(
             operators=operators,
         )
         if has_other_providers and qdq == "auto" and operators != "cuda":
-            graph.qdq = "onnxruntime" if standard_operators.are_all(graph) else "float"
+            graph.qdq = "onnxruntime" if standard_operators.runs_all(graph) else "float"
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
-        for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
+        for rewriting in (own_operators,) if standard_operators.leave_all(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if has_other_providers:

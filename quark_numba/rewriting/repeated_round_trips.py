@@ -116,14 +116,14 @@ def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
 def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:
     """Whether a node returns elements of its first input or constants that the round trip returns as they are."""
     if node.op_type == "Relu":
-        return _returns(round_trip, np.zeros((), np.float32))
+        return _keeps_number(round_trip, np.zeros((), np.float32))
     if node.op_type != "Clip" or node.attributes or len(node.inputs) != 3:
         return False
     bounds = [None if value is None else graph.array(value) for value in node.inputs[1:]]
-    return all(bound is not None and bound.size == 1 and _returns(round_trip, bound) for bound in bounds)
+    return all(bound is not None and bound.size == 1 and _keeps_number(round_trip, bound) for bound in bounds)
 
 
-def _returns(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
+def _keeps_number(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
     """Whether an idempotent round trip returns a float32 number as it is. Not for -0."""
     codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
     assert codes

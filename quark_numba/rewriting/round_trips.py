@@ -39,7 +39,7 @@ def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
     if scale.size << codes.bits > _MAX_CODES:
         return
     is_valid = zero_point is None or zero_point.size == scale.size
-    if not (is_valid and is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):
+    if not (is_valid and is_exact(after, before, scale)) and not _keeps_all(node, producer, codes, scale, zero_point):
         return
     node.y.replace_all_uses_with(before.x.value)
     graph.remove(node, ROUND_TRIP)
@@ -58,8 +58,8 @@ def is_exact(after: Affine[Operand], before: Affine[Operand], scale: NDArray[Any
     return bool(np.all((magnitudes >= 2.0**-126) & (magnitudes <= 2.0**110)))
 
 
-def _comes_back(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
-    """Whether every code comes back when it is tried."""
+def _keeps_all(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
+    """Try all codes, and return whether each comes back."""
     codes = np.arange(2**quantized.bits).astype(f"u{quantized.dtype.itemsize}").view(quantized.dtype)
     x, scale = np.tile(codes, (scale.size, 1)), scale.reshape(-1)
     zeros = None if zero_point is None else zero_point.reshape(-1)

@@ -206,7 +206,8 @@ class _Nodes(Builder[Operand]):
             tensor = self._graph.tensor(value)
             known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
             number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
-            stays_if(not number, "the type of its x is not known")
+            if not number:
+                raise NotRewrittenError("the type of its x is not known")
             assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MAX_READ:

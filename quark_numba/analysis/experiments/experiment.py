@@ -41,7 +41,7 @@ class Measured(Sums):
 
 
 @dataclass
-class Values:
+class BatchValues:
     """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
     quantized: dict[str, Any]
@@ -80,7 +80,7 @@ class Experiment:
         """Return the noise of an activation by key, to be added up over batches. x is the tensor in the float model."""
         return {}
 
-    def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
+    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
         """Return runs of the model on a batch, by key. `has_runs` has to be True."""
         return {}
 

@@ -71,7 +71,7 @@ class Segments:
         }
         builder = _Builder(twin, providers)
         self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
-        self._constants = builder.constants_put_out()
+        self._constants = builder.constant_outputs()
         self.parts = list(builder.parts())
         self._last_use = self._uses()
         self.stopped = threading.Event()
@@ -97,7 +97,7 @@ class Segments:
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
         """Return the values that exist before the first part runs."""
-        values = _Values(self._weights, config)
+        values = _ValuesByName(self._weights, config)
         values.update(self._constants, **{model_input.name: feed[model_input.name] for model_input in self.inputs})
         return values
 
@@ -145,7 +145,7 @@ class Segments:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
         quantizers whose rounding differs. Only the parts downstream of the changed quantizers are computed."""
         pending = set(changed)
-        new = _Values({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
+        new = _ValuesByName({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
         values = ChainMap[str, Any](new, base)  # base stays as it is: only the first map is written to
         for index, part in enumerate(self.parts):
             if isinstance(part, Quantizer):
@@ -162,7 +162,7 @@ class Segments:
         return {name: values[name] for name in self.outputs}
 
 
-class _Values(dict[str, Any]):
+class _ValuesByName(dict[str, Any]):
     """Values by name. Weights are rounded, and read from files, each time that they are used: not all fit into memory."""
 
     def __init__(self, weights: Mapping[str, Quantizer], config: Config) -> None:
@@ -195,11 +195,11 @@ class _Builder:
         self.constant_nodes = {
             node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
         }
-        session = self._of_all_values()
+        session = self._session_of_types()
         self.inputs = inputs_of(session)
         self.types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
 
-    def _of_all_values(self) -> Any:
+    def _session_of_types(self) -> Any:
         """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
@@ -217,7 +217,7 @@ class _Builder:
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
         return _session(tapped, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
 
-    def constants_put_out(self) -> dict[str, Array]:
+    def constant_outputs(self) -> dict[str, Array]:
         arrays = {}
         for output in self.graph.output:
             tensor = self.initializers.get(output.name)
