@@ -211,12 +211,8 @@ class _Analyzer:
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
         """Return the sums of the first pass over the data, or of the second at these points."""
         threads, self.within = (1, self.threads) if runner.batches.count == 1 else (self.threads, 1)
-        here = functools.partial(self.work, points)
-        work = (
-            here
-            if runner.execution.is_here
-            else functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
-        )
+        elsewhere = functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
+        work = functools.partial(self.work, points) if runner.execution.is_here else elsewhere
         return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
@@ -231,9 +227,7 @@ class _Analyzer:
         """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
             return self.measure_batch
-        configs = [
-            experiment.config(point) for experiment, chosen in zip(self.experiments, points, strict=True) for point in chosen
-        ]
+        configs = [each.config(point) for each, chosen in zip(self.experiments, points, strict=True) for point in chosen]
         return functools.partial(self.measure_points, configs)
 
     def run_again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:

@@ -72,7 +72,7 @@ def _declare() -> None:
 
     known: dict[int, tuple[Callable[..., tuple[NDArray[Any], ...]], Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
-        attributes = [entry for entry in operator.attributes if entry.is_always_written and entry.kind in _KINDS]
+        attributes = [each for each in operator.attributes if each.is_always_written and each.kind in _KINDS]
         for overload in operator.overloads(carries):
             body = functools.partial(_body, operator, attributes)
             for inputs in _inputs(operator, overload):
@@ -80,9 +80,7 @@ def _declare() -> None:
                     op_type=operator.full_name,
                     inputs=inputs,
                     outputs=[element_type.number for element_type in overload.outputs],
-                    attrs={
-                        entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes
-                    },
+                    attrs={each.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[each.kind]) for each in attributes},
                 )(body)
                 known[id(declared)] = body, operator, overload
 

@@ -82,9 +82,7 @@ def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
     if isinstance(meaning, FakeQuantize):
         if meaning.form != "codes":
             return math.inf
-        scale, low, high = (
-            bounds.find(operand.value) for operand in meaning.parameters.values() if isinstance(operand, Operand)
-        )
+        scale, low, high = (bounds.find(each.value) for each in meaning.parameters.values() if isinstance(each, Operand))
         return _ROUNDED * max(low, high) * scale
     if not isinstance(meaning, (RoundTrip, Dequantize)) or meaning.element_type is None:
         return math.inf

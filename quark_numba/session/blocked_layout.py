@@ -56,8 +56,7 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
     tensors = BlockedTensors(optimized, lanes, path and os.path.dirname(path))
-    left_out = Counter[str]()
-    in_layout = 0
+    in_layout, left_out = 0, Counter[str]()
     for node in optimized.graph.node:
         kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         is_region = kind == (REGION.domain, REGION.name)

@@ -41,24 +41,22 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         raise NotRewrittenError("its weights are not float32, or do not have four dimensions")
     outer, inner, lanes = weights.dims[0], weights.dims[1], tensors.lanes
     group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    blocks_of_inputs = True
+    reads_blocks = True
     if group > 1:
         is_depthwise = inner == 1 and outer == group
         if outer % ALIGNMENT or not (is_depthwise or (inner % lanes == 0 and outer % (group * lanes) == 0)):
             raise NotRewrittenError("its groups are not whole blocks")
-        blocks_of_inputs = not is_depthwise
+        reads_blocks = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
         group = -(-outer // lanes) * lanes if is_depthwise else group
     elif inner < lanes:  # with so few channels it reads ONNX's layout
         tensors.reorder_output(inputs[0])
-        x, blocks_of_inputs = inputs[0], False
+        x, reads_blocks = inputs[0], False
     elif inner % ALIGNMENT:
         raise NotRewrittenError(NOT_ALIGNED)
     else:
         x = tensors.in_blocks(inputs[0], inner, zeros=True)
-    w = tensors.constant(
-        inputs[1], f"filter {blocks_of_inputs}", lambda array: filter_in_blocks(array, lanes, blocks_of_inputs)
-    )
+    w = tensors.constant(inputs[1], f"filter {reads_blocks}", lambda array: filter_in_blocks(array, lanes, reads_blocks))
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # also of a FusedConv

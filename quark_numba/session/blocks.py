@@ -25,9 +25,8 @@ def find_lanes() -> int:
     out two convolutions to find the number, and its exceptions are passed on."""
     filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
     nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
-    values = [
-        helper.make_tensor_value_info(*entry) for entry in (("x", FLOAT32.number, [1, 1, 4, 6]), ("y", FLOAT32.number, None))
-    ]
+    shapes = {"x": [1, 1, 4, 6], "y": None}
+    values = [helper.make_tensor_value_info(name, FLOAT32.number, shape) for name, shape in shapes.items()]
     weights = [numpy_helper.from_array(filter_, f"w{k}") for k, filter_ in enumerate(filters)]
     graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -41,17 +40,17 @@ def find_lanes() -> int:
     return 1
 
 
-def filter_in_blocks(weights: NDArray[Any], lanes: int, blocks_of_inputs: bool) -> NDArray[Any]:
+def filter_in_blocks(weights: NDArray[Any], lanes: int, reads_blocks: bool) -> NDArray[Any]:
     """Return the weights of a convolution (outer, inner, kh, kw) in the order that convolutions on blocks of b = `lanes`
-    channels use: (outer / b, inner / b, kh, kw, b inner channels, b outer channels). If the inputs are not in blocks, or the
-    convolution is depthwise, the order is (outer / b, inner, kh, kw, b). Channels are padded with zeros. The result has the
-    shape (outer, inner, kh, kw) of the padded weights."""
+    channels use: (outer / b, inner / b, kh, kw, b inner channels, b outer channels). `reads_blocks` is False if the inputs are
+    not in blocks, or if the convolution is depthwise. Then the order is (outer / b, inner, kh, kw, b). Channels are padded
+    with zeros. The result has the shape (outer, inner, kh, kw) of the padded weights."""
     weights = padded(weights, 0, lanes)
-    if blocks_of_inputs:
+    if reads_blocks:
         weights = padded(weights, 1, lanes)
     outer, inner, kh, kw = weights.shape
     split = weights.reshape(outer // lanes, lanes, inner, kh, kw)
-    if blocks_of_inputs:
+    if reads_blocks:
         split = split.reshape(outer // lanes, lanes, inner // lanes, lanes, kh, kw).transpose(0, 2, 4, 5, 3, 1)
     else:
         split = split.transpose(0, 2, 3, 4, 1)

@@ -66,9 +66,7 @@ class Segments:
         self.twin = twin
         self.outputs = [output.name for output in twin.model.graph.output]
         # The rounded constants, which exist before parts run.
-        self._weights = {
-            name: quantizer for quantizer in twin.quantizers if quantizer.kind == "weight" for name in quantizer.ys
-        }
+        self._weights = {name: each for each in twin.quantizers if each.kind == "weight" for name in each.ys}
         builder = _Builder(twin, providers)
         self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
         self._constants = builder.constant_outputs()
@@ -192,9 +190,7 @@ class _Builder:
         self.twin, self.graph, self.providers = twin, twin.model.graph, providers
         self.initializers = {initializer.name: initializer for initializer in self.graph.initializer}
         # Each segment has copies of the constant nodes that it uses.
-        self.constant_nodes = {
-            node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
-        }
+        self.constants = {node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain}
         session = self._session_of_types()
         self.inputs = inputs_of(session)
         self.types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
@@ -221,8 +217,8 @@ class _Builder:
         arrays = {}
         for output in self.graph.output:
             tensor = self.initializers.get(output.name)
-            if output.name in self.constant_nodes:
-                tensor = next((proto.t for proto in self.constant_nodes[output.name].attribute if proto.name == "value"), None)
+            if output.name in self.constants:
+                tensor = next((proto.t for proto in self.constants[output.name].attribute if proto.name == "value"), None)
             if tensor is not None:
                 with errors_named("the model", with_type=False):
                     arrays[output.name] = from_tensor_proto(in_memory(tensor, self.twin.folder))
@@ -255,7 +251,7 @@ class _Builder:
                 if quantizer.kind == "activation" and quantizer.ys[0] not in places:
                     groups.append(quantizer)
                     places.update(dict.fromkeys(quantizer.ys, len(groups) - 1))
-            elif not node.output or node.output[0] not in self.constant_nodes:
+            elif not node.output or node.output[0] not in self.constants:
                 last = max((places.get(name, -1) for name in used_names(node)), default=-1)
                 group = groups[last] if last >= 0 else None
                 if not isinstance(group, list):
@@ -277,13 +273,13 @@ class _Builder:
 
     def _segment(self, group: list[int], outputs: list[str]) -> Segment:
         used = self._used(group)
-        inputs = [name for name in used if name not in self.initializers and name not in self.constant_nodes]
+        inputs = [name for name in used if name not in self.initializers and name not in self.constants]
         has_two = any(index in self.twin.kept for index in group)
         forms = [[self._forms(index)[-1 if quantized else 0] for index in group] for quantized in range(1 + has_two)]
         sessions_of_forms = []
         for nodes in forms:
             graph = helper.make_graph(
-                [*(self.constant_nodes[name] for name in used if name in self.constant_nodes), *nodes],
+                [*(self.constants[name] for name in used if name in self.constants), *nodes],
                 "segment",
                 [onnx.ValueInfoProto(name=name, type=_type_proto(self.types[name])) for name in inputs],
                 [helper.make_empty_tensor_value_info(name) for name in outputs],
