@@ -174,19 +174,19 @@ def evaluate(
     )
 
 
-def _work(pair: list[Any] | None, make: Callable[[], list[Any]], *arguments: Any) -> Work:
+def _work(pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
     """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
     own_pair = pair or make()
-    return lambda batch: _measure_batch(own_pair, batch, *arguments)
+    return lambda batch: _measure_batch(own_pair, batch, outputs, classes, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
     """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
     model, reference = models
-    how: dict[str, Any] = {"threads": threads, "providers": providers}
-    session = sessions.session_of(model, "the model", **how)
+    options: dict[str, Any] = {"threads": threads, "providers": providers}
+    session = sessions.session_of(model, "the model", **options)
     floats = float_twin.make_twin(model).lazy if reference is None else reference
-    return [session, sessions.session_of(floats, "the reference", **how)]
+    return [session, sessions.session_of(floats, "the reference", **options)]
 
 
 def _output_error(name: str, total: _Batch) -> OutputError:

@@ -153,10 +153,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Raises
         ------
         RuntimeError
-            If the session was made from a large model in memory, which it does not keep.
+            If the session was made from a large model in memory, which was not kept.
         """
         if self._request is None:
-            raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
+            raise RuntimeError("the session was made from a large model in memory, which was not kept; make a new session")
         request = self._request._replace(providers=providers).register()
 
         def create(source: Any, *chosen: Any) -> None:

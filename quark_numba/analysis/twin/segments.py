@@ -289,8 +289,8 @@ class _Builder:
             segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
             name = f"the nodes {', '.join(node.name for node in nodes)}"
             has_own_operators = has_two or any(node.domain for node in nodes)
-            how: Any = {"folder": self.twin.folder, "providers": self.providers}
-            sessions_of_forms.append(_session(segment, name, has_own_operators, **how))
+            options: Any = {"folder": self.twin.folder, "providers": self.providers}
+            sessions_of_forms.append(_session(segment, name, has_own_operators, **options))
         return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
@@ -309,7 +309,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     return result
 
 
-def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **how: Any) -> Any:
-    how |= {"threads": 1, "optimizations": False, "keeps_memory": False}
+def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **options: Any) -> Any:
+    options |= {"threads": 1, "optimizations": False, "keeps_memory": False}
     with model_files.session_source(model) as source:
-        return sessions.create_session(source, name, has_own_operators=has_own_operators, **how)
+        return sessions.create_session(source, name, has_own_operators=has_own_operators, **options)
