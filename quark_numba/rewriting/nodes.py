@@ -227,12 +227,10 @@ class Nodes(Values):
             if not has_operator(node.domain, node.op_type):
                 why = refused.reason(node.domain, node.op_type)
                 self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
-        elif (
-            not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs)
-            or None in node.inputs[: operator.fewest_inputs]
-            or outputs != len(operator.outputs)
-        ):
-            self.leave(node, f"not valid: it has {counted(inputs, 'input')}, {counted(outputs, 'output')}, or lacks one")
+        elif not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs) or outputs != len(operator.outputs):
+            self.leave(node, f"not valid: it has {counted(inputs, 'input')} and {counted(outputs, 'output')}, a wrong number")
+        elif None in node.inputs[: operator.fewest_inputs]:
+            self.leave(node, "not valid: a required input is omitted")
         else:
             self._record(Node(node, operator, len(self._nodes)))
 
