@@ -29,7 +29,7 @@ class KeptKernel(NamedTuple):
 
 
 class _Kept:
-    """What this process has loaded."""
+    """The kept kernels that this process has loaded, and what belongs to them."""
 
     def __init__(self) -> None:
         self.descriptions: list[Description] = []
@@ -61,7 +61,7 @@ def load(content: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError, LookupError, TypeError, RuntimeError
-        If it is damaged. Nothing is loaded then.
+        If it is damaged; then nothing is loaded.
     """
     names = ("callbacks", "messages", "states", "kernels", "objects", "stubs")
     callbacks, messages, states, kernels, objects, stubs = (content[name] for name in names)
@@ -152,7 +152,7 @@ def find(key: str, api: int, has_shape_reference: bool) -> KeptKernel | None:
 
 @contextmanager
 def recording() -> Iterator[Recorded]:
-    """Note the kernels that are created within the context, in any thread."""
+    """Record the kernels that are created within the context, in any thread."""
     made: dict[str, Callable[[], dict[str, Any]]] = {}
     _recordings.append(made)
     try:
@@ -162,7 +162,7 @@ def recording() -> Iterator[Recorded]:
 
 
 def record(key: str, state: Callable[[], dict[str, Any]]) -> None:
-    """Note a kernel, and the function that returns what is to be kept of it."""
+    """Record a kernel by its key, with the function that returns the state to keep."""
     for recording in [*_recordings]:
         recording[key] = state
 

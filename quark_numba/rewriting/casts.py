@@ -46,7 +46,8 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """Rewrite these Casts, unless another execution provider may be to run them, or nothing can run what would replace them."""
+    """Rewrite these Casts, unless ONNX Runtime is to run the quantization nodes itself (`qdq`), or there may be no regions to run
+    what replaces the Casts."""
     if graph.regions and graph.qdq != "onnxruntime":
         fuse(graph)
 

@@ -48,7 +48,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class Source:
-    """What an operator's input dequantizes, possibly moved: a dequantize node, and the nodes between it and the operator."""
+    """The source of an operator's input: a dequantize node, and the nodes between the two, which only move elements."""
 
     node: Node
     codes: Codes

@@ -124,7 +124,7 @@ def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) 
 
 
 def _keeps_number(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
-    """Whether an idempotent round trip returns a float32 number as it is. Not for -0."""
+    """Whether an idempotent round trip returns a float32 number unchanged. It is False for -0."""
     codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
     assert codes
     assert scale is not None

@@ -173,7 +173,7 @@ class _Nodes(Builder[Operand]):
         return not signs_of_zeros_are_lost(self._graph, self._node.y)
 
     def drop(self) -> None:
-        """Take back what was written."""
+        """Remove the nodes that were written."""
         for node in reversed(self.written):
             self._graph.remove(node, None)
 

@@ -65,14 +65,14 @@ class BlockedTensors:
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
-        """Append a reorder to ONNX's layout, if a tensor exists in blocks only."""
+        """Append a reorder to ONNX's layout if a tensor exists only in blocks."""
         tensor = self.tensors.get(name)
         if tensor and name not in self._plain:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
     def leave(self, node: onnx.NodeProto, reason: str) -> str:
-        """Append the node as it is, on ONNX's layout. Return the reason; if no input is in blocks, with the cause upstream."""
+        """Append the node unchanged, in ONNX's layout. Return the reason, with the cause upstream if no input is in blocks."""
         if reason == NOT_IN_BLOCKS:
             cause = next((self._causes[name] for name in node.input if name in self._causes), "")
             reason = f"{reason} ({cause})" if cause else reason

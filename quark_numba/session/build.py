@@ -1,4 +1,5 @@
-"""The model of a session: read, rewritten, in the blocked layout, and in files if it is large; or taken from a cache."""
+"""Build the model that a session runs, or take it from a cache. It is read, rewritten, and laid out in blocks; a large one is
+written to files."""
 
 from __future__ import annotations
 

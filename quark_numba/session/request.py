@@ -76,7 +76,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def written_operators(self) -> Literal["custom", "cuda", "standard"]:
-        """What `operators` means for these providers. Only the native backend has operators on GPUs."""
+        """The operators in which the model is written for these providers. Only the native backend has operators on GPUs."""
         chosen = operators_for(self.other_providers) if self.operators == "auto" else self.operators
         return "standard" if chosen == "cuda" and not self.is_native else chosen
 
@@ -86,7 +86,7 @@ class SessionRequest(NamedTuple):
         return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
-        """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
+        """Register the operators with the options, and return the request with `is_native` set."""
         qdq = "auto" if self.written_operators == "standard" else self.qdq
         return self._replace(is_native=register(self.options, qdq=qdq) == "native")
 

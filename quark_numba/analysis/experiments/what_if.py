@@ -33,7 +33,8 @@ class TradeOff:
 
 
 class WhatIf(Experiment):
-    """Each tensor with other types: its own noise, and its effect on the outputs. Then a line of mixes of types."""
+    """Measure the noise of each tensor with other types, and its effect on the outputs; then choose mixes of types, and measure
+    them."""
 
     where = "what_if"
     has_runs = has_points = True

@@ -39,7 +39,7 @@ class StoppedError(Exception):
 
 
 class Segment:
-    """Connected nodes between quantized tensors, as a session; as two, float and quantized, if their subgraphs quantize."""
+    """A session of connected nodes between quantized tensors; two sessions, float and quantized, if subgraphs quantize."""
 
     def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
         self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
