@@ -46,8 +46,8 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """Rewrite these Casts, unless ONNX Runtime is to run the quantization nodes itself (`qdq`), or there may be no regions to run
-    what replaces the Casts."""
+    """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`), or if there may be no
+    regions, which run what replaces the Casts."""
     if graph.regions and graph.qdq != "onnxruntime":
         fuse(graph)
 
