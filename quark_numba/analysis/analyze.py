@@ -21,7 +21,7 @@ from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
 from ..texts import as_text
 from . import html_tables, text_tables
-from .experiments.experiment import BatchValues, Experiment, Found, Measured, Outcome, Point
+from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
@@ -238,7 +238,7 @@ class _Analyzer:
     def measure_batch(self, batch: Batch) -> Measured:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
-        results = [Found() for _ in self.experiments]
+        results = [ExperimentSums() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             tensors[quantizer.place] = measure(quantizer, x, arrived, kept)

@@ -155,7 +155,7 @@ def _build(
 def _write(path: Path, to: Path, optimize: bool, qdq: Qdq) -> list[str]:
     """Write a model as programs use it, and return the files that were read."""
     to.parent.mkdir()
-    source = model_files.Source.of(path)
+    source = model_files.Source.from_argument(path)
     if optimize:
         optimized(source, qdq=qdq).save(to)
     else:

@@ -244,7 +244,7 @@ def optimized(
     check_choices(QDQ, qdq=qdq)
     standard_forms.check(operators)
     is_standard = operators in standard_forms.ONNX_ONLY
-    source = model_files.Source.of(model, leave=replaced)
+    source = model_files.Source.from_argument(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
     lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""

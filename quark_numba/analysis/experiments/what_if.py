@@ -14,7 +14,7 @@ from ..measures.tensors import own_noise, signal
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
-from .experiment import BatchValues, Experiment, Found, Key, Measured, Outcome, Point
+from .experiment import BatchValues, Experiment, ExperimentSums, Key, Measured, Outcome, Point
 from .formats import Format
 
 # The largest number of points of the line that are measured.
@@ -66,7 +66,7 @@ class WhatIf(Experiment):
         config = {quantizer: candidate.apply}
         return compare(self.segments.rerun(values.floats, config, [quantizer], quantized=False), values.twin, self.chosen)
 
-    def points(self, total: Measured, own: Found) -> list[Point]:
+    def points(self, total: Measured, own: ExperimentSums) -> list[Point]:
         elements = {
             item: float(item.floats.size) if item.floats is not None else share(total.tensors[item.place].count, total.samples)
             for item in self.candidates

@@ -71,7 +71,7 @@ class Quantizer:
 
 
 @dataclass
-class Found:
+class FoundQuantizers:
     """The quantized tensors of a model: those of the main graph in the order of execution, those of subgraphs, and those that
     depend on random numbers. `unmatched` holds the reasons why tensors are not measured, by name."""
 
@@ -81,8 +81,8 @@ class Found:
     unmatched: dict[str, str] = field(default_factory=dict)
 
 
-def find_quantizers(graph: Graph) -> Found:
-    tensors = Found()
+def find_quantizers(graph: Graph) -> FoundQuantizers:
+    tensors = FoundQuantizers()
     taken: set[Node] = set()
     place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     random = random_values(graph.model.graph)
