@@ -173,22 +173,22 @@ def skeleton(
     zeros are in the file of that name."""
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*opset) for opset in model.opset_imports.items())
-    to = result.graph
-    to.name = "skeleton"
-    to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
-    to.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
+    graph = result.graph
+    graph.name = "skeleton"
+    graph.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
+    graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
     for name, value in model.graph.initializers.items():
         tensor = tensor_of(value)
         if tensor is not None and tensor.nbytes <= _MAX_COPIED:
-            to.initializer.append(ir.serde.serialize_tensor(tensor))
+            graph.initializer.append(ir.serde.serialize_tensor(tensor))
         elif tensor is not None and name in zeros:
-            added = to.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+            added = graph.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
             if file is None:
                 added.raw_data = bytes(tensor.nbytes)
             else:
                 protos.refer(added, file, 0, tensor.nbytes)
         elif not value.is_graph_input():
-            to.input.append(ir.serde.serialize_value(value))
+            graph.input.append(ir.serde.serialize_value(value))
     types = {}
     for value in values_of(model.graph):
         tensor = None if value.dtype else tensor_of(value)
@@ -196,14 +196,14 @@ def skeleton(
         if value.name and dtype:
             types[value.name] = dtype.value
     stand_ins = SessionStandIns() if hide_shapes else InferenceStandIns()
-    to.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
+    graph.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
     # Nodes of two branches may have the same names.
     shapes = (helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(stand_ins.shapes))
-    to.input.extend(shapes)
+    graph.input.extend(shapes)
     # Without them onnx does not know the shapes after nodes of other domains.
     known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
     made = (value for value in known if value.name and value.type and value.shape is not None)
-    to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
+    graph.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
     return result
 
 
