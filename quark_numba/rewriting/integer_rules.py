@@ -208,7 +208,7 @@ def _check_division(graph: Graph, match: Match) -> None:
     exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
     stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
-    _check_ties(match, exact, needs_none=math.frexp(divisor)[0] != 0.5)
+    _check_ties(match, exact, refuses_ties=math.frexp(divisor)[0] != 0.5)
 
 
 def divisor_of(graph: Graph, node: ir.Node) -> float | None:
@@ -221,11 +221,11 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
     return float(array.reshape(()))
 
 
-def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
-    """Raise NotRewrittenError if a result may be a tie, and either `needs_none` is set or the zero point is odd. The operator
+def _check_ties(match: Match, exact: NDArray[np.float64], refuses_ties: bool = False) -> None:
+    """Raise NotRewrittenError if a result may be a tie, and either `refuses_ties` is set or the zero point is odd. The operator
     adds the zero point before it rounds half to even, so an odd one turns ties the other way. `exact` are all results, in
     steps of the output."""
-    if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
+    if (refuses_ties or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
         raise NotRewrittenError("two codes may be equally near")
 
 
