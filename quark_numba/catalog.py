@@ -92,7 +92,7 @@ class Catalog:
 # operators.
 _FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region)
 _DIALECTS = (qonnx, mct, nvidia, openvino)
-_OF_FAMILIES = [operator for family in _FAMILIES for operator in family.OPERATORS]
-_OF_DIALECTS = [operator for dialect in _DIALECTS for operator in dialect.OPERATORS]
+_FAMILY_OPERATORS = [operator for family in _FAMILIES for operator in family.OPERATORS]
+_DIALECT_OPERATORS = [operator for dialect in _DIALECTS for operator in dialect.OPERATORS]
 
-OPERATORS = Catalog((*_OF_FAMILIES, *quark.older_names(_OF_FAMILIES), *_OF_DIALECTS))
+OPERATORS = Catalog((*_FAMILY_OPERATORS, *quark.older_names(_FAMILY_OPERATORS), *_DIALECT_OPERATORS))

@@ -21,7 +21,7 @@ from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
 from ..texts import as_text
 from . import html_tables, text_tables
-from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
+from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
@@ -181,7 +181,7 @@ class _Analyzer:
         points = [experiment.points(measured, sums) for experiment, sums in experiments]
         compared = iter(self.total(_Points, runner, points).sums.outputs if self.has_points else ())
         assert done.first
-        first, outputs = self.first or self.again(done.first)
+        first, outputs = self.first or self.run_again(done.first)
         reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
         why = "its shape differs in the float model, so only its own error is measured"
         unmatched = self.twin.found.unmatched | dict.fromkeys(reshaped, why)
@@ -211,18 +211,14 @@ class _Analyzer:
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
         """Return the sums of the first pass over the data, or of the second at these points."""
         threads, self.within = (1, self.threads) if runner.batches.count == 1 else (self.threads, 1)
-        here = functools.partial(self.work, points)
-        work = (
-            here
-            if runner.execution.is_here
-            else functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
-        )
+        elsewhere = functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
+        work = functools.partial(self.work, points) if runner.execution.is_here else elsewhere
         return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
         """Return the errors of all quantized tensors, the worst first."""
         tensors = [
-            tensor_of(each, _of_weight(each) if each.kind == "weight" else measured.tensors[each.place])
+            tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place])
             for each in self.twin.quantizers
         ]
         return sorted(tensors, key=_worst_first)
@@ -230,21 +226,19 @@ class _Analyzer:
     def work(self, points: list[list[Point]] | None) -> Work:
         """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
-            return self.of_batch
-        configs = [
-            experiment.config(point) for experiment, chosen in zip(self.experiments, points, strict=True) for point in chosen
-        ]
-        return functools.partial(self.at_points, configs)
+            return self.measure_batch
+        configs = [each.config(point) for each, chosen in zip(self.experiments, points, strict=True) for point in chosen]
+        return functools.partial(self.measure_points, configs)
 
-    def again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
+    def run_again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
         """Return the inputs and outputs of a batch that ran in another process, or before the run was resumed."""
         feed = batch.load()
         return feed, self.segments.run(feed, self.segments.quantized, quantized=True)
 
-    def of_batch(self, batch: Batch) -> Measured:
+    def measure_batch(self, batch: Batch) -> Measured:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
-        results = [Found() for _ in self.experiments]
+        results = [ExperimentSums() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
@@ -254,7 +248,7 @@ class _Analyzer:
         values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in self.experiments))
         outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
-        batch_values = Values(values, floats, twin, reference)
+        batch_values = BatchValues(values, floats, twin, reference)
         runs = [
             (sums, key, run)
             for experiment, sums in zip(self.experiments, results, strict=True)
@@ -281,17 +275,17 @@ class _Analyzer:
             unmatched["ONNX Runtime's optimizations"] = str(error)
             return Comparison()
 
-    def at_points(self, configs: list[Config], batch: Batch) -> _Points:
+    def measure_points(self, configs: list[Config], batch: Batch) -> _Points:
         feed = batch.load()
         if self.reference is None:
             reference = self.segments.run(feed, {}, quantized=False)
         else:
             reference = sessions.run(self.reference, feed)
 
-        def of_point(config: Config) -> Comparison:
+        def compare_point(config: Config) -> Comparison:
             return self.compare(self.segments.run(feed, config, quantized=True), reference)
 
-        return _Points(list(in_order(of_point, configs, self.within, self.segments.stopped)))
+        return _Points(list(in_order(compare_point, configs, self.within, self.segments.stopped)))
 
 
 def _output_errors(compared: Comparison) -> list[OutputError]:
@@ -308,7 +302,7 @@ def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison
     return reasons
 
 
-def _of_weight(quantizer: Quantizer) -> TensorSums | None:
+def _sums_of_weight(quantizer: Quantizer) -> TensorSums | None:
     if quantizer.floats is None:
         return None
     weight, rounded = quantizer.weight, quantizer.rounded

@@ -53,7 +53,7 @@ class _Batch(Sums):
 
     def add(self, other: _Batch) -> None:
         """Add the sums of later batches. Raise ModelError, before anything is added, if a mean or a share would be taken over
-        some batches alone."""
+        only some of the batches."""
         for name, labelling in other.first_labels.items():
             first = self.first_labels.get(name, labelling)
             if first.fits != labelling.fits:
@@ -174,19 +174,19 @@ def evaluate(
     )
 
 
-def _work(pair: list[Any] | None, make: Callable[[], list[Any]], *arguments: Any) -> Work:
+def _work(pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
     """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
     own_pair = pair or make()
-    return lambda batch: _of_batch(own_pair, batch, *arguments)
+    return lambda batch: _measure_batch(own_pair, batch, outputs, classes, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
     """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
     model, reference = models
-    how: dict[str, Any] = {"threads": threads, "providers": providers}
-    session = sessions.session_of(model, "the model", **how)
+    options: dict[str, Any] = {"threads": threads, "providers": providers}
+    session = sessions.session_of(model, "the model", **options)
     floats = float_twin.make_twin(model).lazy if reference is None else reference
-    return [session, sessions.session_of(floats, "the reference", **how)]
+    return [session, sessions.session_of(floats, "the reference", **options)]
 
 
 def _output_error(name: str, total: _Batch) -> OutputError:
@@ -200,7 +200,7 @@ def _output_error(name: str, total: _Batch) -> OutputError:
     return error
 
 
-def _of_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
+def _measure_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
     feed = batch.load()
     seconds: list[float] = []
     results: list[Arrays] = []

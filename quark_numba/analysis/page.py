@@ -141,8 +141,8 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
             axes.axvspan(start, end, color=_INHERITED, alpha=0.25, linewidth=0)
     if histogram.grid is not None:
         marks = histogram.grid[:: max(1, len(histogram.grid) // 400)]
-        how = {"color": _INHERITED, "marker": "|", "markersize": 5, "linewidth": 0, "clip_on": False}
-        axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **how)
+        style = {"color": _INHERITED, "marker": "|", "markersize": 5, "linewidth": 0, "clip_on": False}
+        axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **style)
         axes.tick_params(axis="x", pad=8)
     values = "" if histogram.grid is None else f", {counted(len(histogram.grid), 'value')}"
     values += f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""

@@ -38,7 +38,7 @@ _WARM_UP = 3
 _KERNEL_TIME = "_kernel_time"
 
 # Operators that run subgraphs. The profiler also times the nodes of the subgraphs, which would count twice.
-_OF_BODIES = ("If", "Loop", "Scan")
+_WITH_BODIES = ("If", "Loop", "Scan")
 
 # The number of runs that a session does before the next session's turn: few enough that all sessions meet the same state of the
 # machine, enough that a session finds its data in the processor's caches.
@@ -119,7 +119,7 @@ def node_times(
     times: dict[tuple[str, str, str], NDArray[np.int64]] = {}
     for event in events:
         operator = event.get("args", {}).get("op_name")
-        if event["name"].endswith(_KERNEL_TIME) and operator not in _OF_BODIES:
+        if event["name"].endswith(_KERNEL_TIME) and operator not in _WITH_BODIES:
             key = event["name"].removesuffix(_KERNEL_TIME), operator, event["args"].get("node_index", "")
             durations = times.setdefault(key, np.zeros(len(ends) + 1, np.int64))
             durations[bisect.bisect_left(ends, event["ts"])] += event["dur"]

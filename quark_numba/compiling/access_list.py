@@ -14,7 +14,7 @@ from typing import Any
 # owner.
 _READ_NAMES, _READ_BITS = {"FR", "FX", "GR", "GX", "RC", "CC", "SW", "WP", "LO"}, 0xA012_00A9
 _INSTALLER = "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464"
-_OF_THE_SYSTEM = {"SY", "BA", "LA", "CO", "OW", "S-1-5-18", "S-1-5-32-544", "S-1-3-0", "S-1-3-4", _INSTALLER}
+_SYSTEM_ACCOUNTS = {"SY", "BA", "LA", "CO", "OW", "S-1-5-18", "S-1-5-32-544", "S-1-3-0", "S-1-3-4", _INSTALLER}
 
 _NAMES = {"WD": "everyone", "AU": "all who log in", "BU": "all users", "AN": "anonymous users"}
 
@@ -44,7 +44,7 @@ def writers(text: str, user: str) -> list[str]:
     found += [who for kind, rights, who in entries if kind in ("A", "OA", "XA", "ZA") and not _only_reads(rights)]
     if not entries:  # without a list, everybody may do anything
         found.append("everybody")
-    return [who for who in dict.fromkeys(found) if who not in _OF_THE_SYSTEM | {user}]
+    return [who for who in dict.fromkeys(found) if who not in _SYSTEM_ACCOUNTS | {user}]
 
 
 def _only_reads(rights: str) -> bool:

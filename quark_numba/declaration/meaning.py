@@ -96,13 +96,13 @@ class RoundTrip(Affine[AnyOperand]):
 
 
 class StoredForm(NamedTuple):
-    """How a block format is stored: ``of(x)`` returns the codes of a float32 array x, and the scales of its blocks.
+    """How a block format is stored: ``convert(x)`` returns the codes of a float32 array x, and the scales of its blocks.
 
     DequantizeLinear with the same axis and block_size turns them into the result of the round trip, except for elements that
     the format cannot hold."""
 
     element_type: ElementType  # of the codes
-    of: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+    convert: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from .meaning import Meaning
 from .schema import Overload, Schema, Tensor
 from .standard_form import Builder
 
+# An operator of ONNX: its name, its inputs and its attributes.
+Like = tuple[str, Sequence[str], Mapping[str, Any]]
+
 
 def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementType:
     """Return the element type of the codes in a tensor, if tensors of uint8 hold those of `uint8_holds`."""
@@ -81,7 +84,7 @@ class Operator(Schema):
     column: str = "T"
     meaning: Callable[[Sequence[Any], Mapping[str, Any]], Meaning[Any]] | None = None
     standard_form: Callable[[Builder[Any], Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
-    like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
+    like: Callable[[Sequence[str], Mapping[str, Any]], Like] | None = None
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
     newer_name: str = ""
     uint8_holds: ElementType | None = None

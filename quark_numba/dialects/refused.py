@@ -5,11 +5,11 @@ from __future__ import annotations
 from .qonnx import CHANNELS_LAST
 from .qonnx import DOMAINS as _QONNX
 
-_OF_COMPILERS = "it is a step of FINN's or hls4ml's compiler, and no exporter writes it"
-_OF_CHANNELS = (
+_COMPILER_STEP = "it is a step of FINN's or hls4ml's compiler, and no exporter writes it"
+_CHANNELS_LAST_STEP = (
     "only optimize and quark_numba.InferenceSession rewrite it, and only if it has one output and the rank of its x is known"
 )
-_OF_EXPORTER = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
+_EXPORTER_STEP = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
 _AIMET = "it holds the address of an object in the process that made it; export QuantizeLinear and DequantizeLinear from AIMET"
 
 _MQBENCH = "it is a step of MQBench's export; its convert_deploy writes QuantizeLinear (BackendType.ONNX_QNN) or FakeQuantize"
@@ -20,11 +20,11 @@ _REASONS = {
         for domain in _QONNX
         for name, reason in {
             "QuantLSTMCell": "nothing says what it computes but the code of Brevitas; export the layer without it",
-            **dict.fromkeys(("QuantAvgPool2d", "XnorPopcountMatMul", "Im2Col", "MaxPoolNHWC"), _OF_COMPILERS),
-            **dict.fromkeys(("GenericPartition", "DebugMarker"), _OF_COMPILERS),
+            **dict.fromkeys(("QuantAvgPool2d", "XnorPopcountMatMul", "Im2Col", "MaxPoolNHWC"), _COMPILER_STEP),
+            **dict.fromkeys(("GenericPartition", "DebugMarker"), _COMPILER_STEP),
         }.items()
     },
-    **{(CHANNELS_LAST, name): _OF_CHANNELS for name in ("Conv", "BatchNormalization", "MaxPool")},
+    **{(CHANNELS_LAST, name): _CHANNELS_LAST_STEP for name in ("Conv", "BatchNormalization", "MaxPool")},
     **{(domain, "QcQuantizeOp"): _AIMET for domain in ("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop")},
     **{
         ("", name): _MQBENCH
@@ -34,7 +34,7 @@ _REASONS = {
             *("FPEmuOp_per_tensor", "FPEmuOp_per_channel"),
         )
     },
-    **{("trt", f"TRT_{name}"): _OF_EXPORTER for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
+    **{("trt", f"TRT_{name}"): _EXPORTER_STEP for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
 }
 
 

@@ -152,14 +152,14 @@ def _build(
     return folder / library
 
 
-def _write(path: Path, to: Path, optimize: bool, qdq: Qdq) -> list[str]:
+def _write(path: Path, target: Path, optimize: bool, qdq: Qdq) -> list[str]:
     """Write a model as programs use it, and return the files that were read."""
-    to.parent.mkdir()
-    source = model_files.Source.of(path)
+    target.parent.mkdir()
+    source = model_files.Source.from_argument(path)
     if optimize:
-        optimized(source, qdq=qdq).save(to)
+        optimized(source, qdq=qdq).save(target)
     else:
-        model_files.save(source.whole(), to, apart=source.is_apart, check=source.check)
+        model_files.save(source.whole(), target, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]
 
 
@@ -214,8 +214,8 @@ def _needs_of_quark() -> list[Need]:
 
 
 def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
-    of = ", ".join(models) or "any model of AMD Quark's as it is written,"
-    return f"""{library} has the operators of {of} for ONNX Runtime 1.20 or later on {name}, {cpu}.
+    subject = ", ".join(models) or "any model of AMD Quark's as it is written,"
+    return f"""{library} has the operators of {subject} for ONNX Runtime 1.20 or later on {name}, {cpu}.
 Register it before you create a session. It needs nothing of Python.
 
 C       OrtApi: api->RegisterCustomOpsLibrary_V2(session_options, ORT_TSTR("./{library}"));

@@ -78,8 +78,8 @@ def quantize(
         If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
         written.
     """
-    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, precision, out)
-    return check_arguments(Names(), "quantize", _version("quantize", opset), *arguments, *options)
+    options = {"axis": axis, "block_size": block_size, "dtype": dtype, "saturate": saturate, "precision": precision, "out": out}
+    return check_arguments(Names(), "quantize", _version("quantize", opset), x, scale, zero_point, **options)
 
 
 @planned
@@ -129,8 +129,8 @@ def dequantize(
         If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
         written.
     """
-    names, arguments = Names(dtype="output_dtype"), (x, scale, zero_point, axis, block_size, output_dtype)
-    return check_arguments(names, "dequantize", _version("dequantize", opset), *arguments, out=out)
+    names, options = Names(dtype="output_dtype"), {"axis": axis, "block_size": block_size, "dtype": output_dtype, "out": out}
+    return check_arguments(names, "dequantize", _version("dequantize", opset), x, scale, zero_point, **options)
 
 
 @planned
@@ -169,8 +169,8 @@ def quantize_dequantize(
         If an argument is invalid. The message names it, and says what was given and what is expected. Then nothing has been
         written.
     """
-    arguments, options = (x, scale, zero_point, axis, block_size, dtype), (saturate, None, out)
-    return check_arguments(Names(), "quantize_dequantize", None, *arguments, *options)
+    options = {"axis": axis, "block_size": block_size, "dtype": dtype, "saturate": saturate, "out": out}
+    return check_arguments(Names(), "quantize_dequantize", None, x, scale, zero_point, **options)
 
 
 def check_arguments(
@@ -180,6 +180,7 @@ def check_arguments(
     x: Any,
     scale: Any,
     zero_point: Any,
+    *,
     axis: Any = DEFAULTS["axis"],
     block_size: Any = DEFAULTS["block_size"],
     dtype: Any = None,

@@ -90,11 +90,12 @@ class LinearOperator:
     def declaration(self) -> Operator:
         version, common, names = self.version, self.common, self.common.names
         operation, given, is_own = version.operation, version.attributes, version.domain == OWN_DOMAIN
-        scale_variable, y_variable = "T1" if version.scale_as_x else "T2", "T3"
-        types = {"T1": version.x, scale_variable: version.scale, "T3": version.y, common.zero_point.variable: version.quantized}
-        if operation == "dequantize" and version.y == version.scale and "output_dtype" not in given:
-            y_variable = scale_variable
-            del types["T3"]
+        has_type_of_scale = operation == "dequantize" and version.y == version.scale and "output_dtype" not in given
+        scale_variable = "T1" if version.scale_as_x else "T2"
+        y_variable = scale_variable if has_type_of_scale else "T3"
+        # Two parameters with the same variable have the same types.
+        types = {"T1": version.x, scale_variable: version.scale, y_variable: version.y}
+        types[common.zero_point.variable] = version.quantized
         inputs = (
             Parameter(names.x, "T1", f"What to {operation.replace('_', ' and ')}."),
             Parameter(names.scale, scale_variable, _BLOCKED_SCALE if "block_size" in given else _SCALE),
@@ -148,8 +149,8 @@ class LinearOperator:
     def _convert(self) -> Callable[..., Any]:
         """The call on arrays with the names of this operator's arguments. It keeps plans, as those for users do."""
         version = self.version
-        of_onnx = None if version.domain else version
-        check = functools.partial(check_arguments, self.common.names, version.operation, of_onnx)
+        onnx_version = None if version.domain else version
+        check = functools.partial(check_arguments, self.common.names, version.operation, onnx_version)
         # The plans of the calls for users are kept under other names.
         check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # type: ignore[attr-defined]
         return planned(check)
@@ -233,7 +234,7 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
 
 
 def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:
-    """Return the attribute axis if these shapes are valid for exactly one axis. Return nothing if the axis is ignored, so that
+    """Return the attribute axis if these shapes are valid for exactly one axis. Return nothing if the axis is ignored: then
     the default holds. Raise ValueError if the shapes are valid for several axes."""
     if scale in ((), (1,)):
         return {}

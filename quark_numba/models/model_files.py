@@ -138,7 +138,7 @@ class Source:
         return cls(load(path, external_data=False), path=path, state=state)
 
     @classmethod
-    def of(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
+    def from_argument(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
         """Return the source of an argument `name`: a model, a path, or a source. Raise TypeError for other types, and
         ModelError if it cannot be used."""
         if isinstance(model, (str, os.PathLike)):

@@ -27,15 +27,15 @@ from numba.core.registry import cpu_target
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
-from ..compiling.records import new_record
+from ..compiling.records import new_record, words
 from . import python_record
 from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
 from .python_record import PYTHON, fill, python_functions
 
 # The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
 # when it has finished.
-_WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")])
-_IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
+_WORK = words("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")
+_IS_DONE = _WORK.fields["is_done"][1]
 
 _PYTHON_AT = OrtCustomOp.python.offset
 
@@ -184,31 +184,38 @@ def compiled(function: Callable[..., int], name: str = "") -> int:
 
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
 _ERROR_API = ("PyObject_Vectorcall", "PyErr_Fetch", "PyErr_Restore", "PyErr_Clear", "Py_AddPendingCall")
-_HOOK = np.dtype(
-    [(name, np.int64) for name in (*_ERROR_API, "python", "body", "again", "raise_it", "type", "value", "traceback")]
-)
+_ERROR = words("type", "value", "traceback")
+_HOOK = words(*_ERROR_API, "python", "body", "retry", "raise_it", *_ERROR.names)
+
+# What `retry` answers.
+_ANSWER = words("result", "is_node_at_fault")
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """Return the result of the Python function `body` for three Python objects. If `body` raises, return the result of `again`,
-    which runs on another thread."""
+    """Return the result of the Python function `body` for three Python objects. If `body` raises, return the result of `retry`,
+    which runs on another thread; without a result, return 0 with the exception of `body`, as C functions of Python do.
+
+    If `retry` finds no fault in the node, a signal handler raised the exception. It is kept until the main thread can raise it,
+    or dropped if an earlier one is kept already. If the node is at fault, `retry` has logged why, and the exception is
+    dropped."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes
     result = call(hook.PyObject_Vectorcall, (hook.body, arguments.ctypes.data, 3, 0))
     if result == 0:
-        error = array_at(stack(3), 3, np.int64)
-        at = error.ctypes.data
-        call(hook.PyErr_Fetch, (at, at + 8, at + 16))
-        answer = array_at(stack(2), 2, np.int64)  # the result, and whether the node is at fault
-        answer[0], answer[1] = 0, 0
-        _run_elsewhere(hook.python, _NOTHING, hook.again, k_id, feed, attributes, answer.ctypes.data)
-        result = answer[0]
-        if result and answer[1] == 0 and hook.type == 0:
-            hook.type, hook.value, hook.traceback = error[0], error[1], error[2]
+        error_address, error = new_record(_ERROR)
+        call(hook.PyErr_Fetch, (error_address, error_address + 8, error_address + 16))
+        answer_address, answer = new_record(_ANSWER)
+        answer.result, answer.is_node_at_fault = 0, 0
+        _run_elsewhere(hook.python, _NOTHING, hook.retry, k_id, feed, attributes, answer_address)
+        result = answer.result
+        has_result = result != 0
+        was_interrupted = has_result and answer.is_node_at_fault == 0
+        if was_interrupted and hook.type == 0:
+            hook.type, hook.value, hook.traceback = error.type, error.value, error.traceback
         else:
-            call(hook.PyErr_Restore, (error[0], error[1], error[2]))
-            if result:
+            call(hook.PyErr_Restore, (error.type, error.value, error.traceback))
+            if has_result:
                 call(hook.PyErr_Clear, (0,))
     if hook.type:
         call(hook.Py_AddPendingCall, (hook.raise_it, hook_address))
@@ -228,22 +235,22 @@ def _raise_it(hook_address: int) -> int:
 
 
 def uninterrupted(
-    body: Callable[[Any, Any, Any], Any], again: Callable[[Any, Any, Any], tuple[Any, bool]]
+    body: Callable[[Any, Any, Any], Any], retry: Callable[[Any, Any, Any], tuple[Any, bool]]
 ) -> Callable[[Any, Any, Any], Any]:
     """Return `body` as a C function that does not pass on a signal handler's exception. If `body` raises, another thread calls
-    `again`, which must not raise: it does the same work once more, and returns the result and whether the node is at fault."""
+    `retry`, which must not raise: it does the same work once more, and returns the result and whether the node is at fault."""
 
-    def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
-        result, is_fault = again(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
-        words = (c_int64 * 2).from_address(answer)
-        words[0], words[1] = id(keep_alive(result)), is_fault  # the caller gets the reference
+    def run_retry(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
+        result, is_fault = retry(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
+        fields = (c_int64 * 2).from_address(answer)  # an _ANSWER
+        fields[0], fields[1] = id(keep_alive(result)), is_fault  # the caller gets the reference
         is_done[0] = 1
 
     hook = keep_alive(np.zeros((), _HOOK))
     fill(hook, _ERROR_API)
     hook["python"] = python_functions(compiled(run_work))
     hook["body"] = id(keep_alive(body))
-    hook["again"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_again)), c_void_p).value
+    hook["retry"] = ctypes.cast(keep_alive(python_record.PythonFunction(run_retry)), c_void_p).value
     hook["raise_it"] = compiled(_raise_it)
     function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

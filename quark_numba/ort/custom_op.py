@@ -124,8 +124,8 @@ class CustomOp:
         return need_of(operator, overload, node.key, types)
 
     def infer_outputs(self, context: int, thread: int) -> None:
-        """Set the types and shapes of outputs in an OrtShapeInferContext. The API cannot set a type alone, so that all stays
-        unknown if the rank of x is. `thread` is the one that loads the model."""
+        """Set the types and shapes of outputs in an OrtShapeInferContext. The API sets type and shape together, so if the rank
+        of x is unknown, neither is set. `thread` is the one that loads the model."""
         from ..declaration import Tensor
         from .loading import is_undeclared
 

@@ -2,7 +2,7 @@
 
 The limits of onnxruntime-extensions 0.15, and what follows from them here:
 
-- float16 and bfloat16 tensors end the process. These types are not declared, so that ONNX Runtime refuses such a model.
+- float16 and bfloat16 tensors end the process. These types are not declared, so ONNX Runtime refuses such a model.
 - Every input is required, and all overloads must have the same number of inputs. A node without a zero point is refused.
 - A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values are those
   of ``Operator.attributes_of_shapes``, or the defaults.
@@ -72,7 +72,7 @@ def _declare() -> None:
 
     known: dict[int, tuple[Callable[..., tuple[NDArray[Any], ...]], Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
-        attributes = [entry for entry in operator.attributes if entry.is_always_written and entry.kind in _KINDS]
+        attributes = [each for each in operator.attributes if each.is_always_written and each.kind in _KINDS]
         for overload in operator.overloads(carries):
             body = functools.partial(_body, operator, attributes)
             for inputs in _inputs(operator, overload):
@@ -80,9 +80,7 @@ def _declare() -> None:
                     op_type=operator.full_name,
                     inputs=inputs,
                     outputs=[element_type.number for element_type in overload.outputs],
-                    attrs={
-                        entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes
-                    },
+                    attrs={each.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[each.kind]) for each in attributes},
                 )(body)
                 known[id(declared)] = body, operator, overload
 
@@ -93,7 +91,7 @@ def _declare() -> None:
         body, _, _ = known[k_id]
         return _answer(k_id, body(*feed, **attributes))
 
-    def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
+    def retry(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
         """Run a node that raised once more. Return its answer, and whether the node is at fault."""
         try:
             return hook(k_id, feed, attributes), False
@@ -103,7 +101,7 @@ def _declare() -> None:
             return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
-        callbacks.uninterrupted(hook, again) if JIT_ENABLED else lambda *node: again(*node)[0]
+        callbacks.uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
     )
 
 

@@ -29,7 +29,7 @@ class KeptKernel(NamedTuple):
 
 
 class _Kept:
-    """What this process has loaded."""
+    """The kept kernels that this process has loaded, and what belongs to them."""
 
     def __init__(self) -> None:
         self.descriptions: list[Description] = []
@@ -49,10 +49,10 @@ Recorded = Mapping[str, Callable[[], dict[str, Any]]]
 # The kernels of the sessions that are being created.
 _recordings: list[dict[str, Callable[[], dict[str, Any]]]] = []
 
-# The functions that Numba's error paths call. Kernels raise nothing, so that these paths never run. All other undefined
+# The functions that Numba's error paths call. Kernels raise nothing, so these paths never run. All other undefined
 # functions are functions of C.
-_OF_ERRORS = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
-_OF_C = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
+_ERROR_API = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
+_C_FUNCTIONS = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
 
 
 def load(content: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def load(content: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError, LookupError, TypeError, RuntimeError
-        If it is damaged. Nothing is loaded then.
+        If it is damaged; then nothing is loaded.
     """
     names = ("callbacks", "messages", "states", "kernels", "objects", "stubs")
     callbacks, messages, states, kernels, objects, stubs = (content[name] for name in names)
@@ -152,7 +152,7 @@ def find(key: str, api: int, has_shape_reference: bool) -> KeptKernel | None:
 
 @contextmanager
 def recording() -> Iterator[Recorded]:
-    """Note the kernels that are created within the context, in any thread."""
+    """Record the kernels that are created within the context, in any thread."""
     made: dict[str, Callable[[], dict[str, Any]]] = {}
     _recordings.append(made)
     try:
@@ -162,7 +162,7 @@ def recording() -> Iterator[Recorded]:
 
 
 def record(key: str, state: Callable[[], dict[str, Any]]) -> None:
-    """Note a kernel, and the function that returns what is to be kept of it."""
+    """Record a kernel by its key, with the function that returns the state to keep."""
     for recording in [*_recordings]:
         recording[key] = state
 
@@ -232,8 +232,8 @@ def _symbol_of(address: int) -> str:
     if symbol not in _kept.objects:
         module = ll.parse_bitcode(bitcode)
         needed = {value.name for value in (*module.functions, *module.global_variables) if value.is_declaration}
-        needed = {name for name in needed if not name.startswith("llvm.")} - _OF_C
-        if not all(map(_OF_ERRORS.fullmatch, needed)):
+        needed = {name for name in needed if not name.startswith("llvm.")} - _C_FUNCTIONS
+        if not all(map(_ERROR_API.fullmatch, needed)):
             raise LookupError(f"{symbol} needs {', '.join(sorted(needed))}")
         _kept.stubs |= needed
         _kept.objects[symbol] = base64.b64encode(code).decode()

@@ -45,7 +45,7 @@ _HAS_DOMAIN = "quark_numba.has_domain."
 _log = logging.getLogger(__name__)
 
 _COPIES = (
-    "a session with %s has operators of this package that run on the CPU, so that their tensors are copied there and back; "
+    "a session with %s has operators of this package that run on the CPU, so their tensors are copied there and back; "
     'quark_numba.InferenceSession, or quark_numba.optimize(..., operators="standard"), writes them in operators that all '
     "execution providers have"
 )
@@ -54,9 +54,9 @@ _COPIES = (
 def get_library_path() -> str:
     """Return the path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
-    The library calls functions of this process, so that the path is valid in this process only, as long as it lives. Another
-    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the path
-    leads nowhere, or to a library without operators.
+    The library calls functions of this process, so the path is valid only in this process, as long as it lives. Another process
+    has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the path does
+    not exist, or is that of a library without operators.
 
     Raises
     ------

@@ -53,7 +53,7 @@ def available() -> list[str]:
 
 def providers_of(names: Sequence[str] | None) -> list[str]:
     """Return the full names of providers. A name may be short, and in any case: "cuda" is "CUDAExecutionProvider". None stands
-    for the CPU provider alone. Raise ValueError if this build of ONNX Runtime lacks a provider; ONNX Runtime itself only
+    for the CPU provider only. Raise ValueError if this build of ONNX Runtime lacks a provider; ONNX Runtime itself only
     warns."""
     if names is None:
         return [CPU]

@@ -23,7 +23,7 @@ _PYTHON_API = (
     "PyThread_get_thread_ident",
 )
 
-# The addresses of the functions that are called for Python. Compiled code is kept on disk, so that no address may be in it: it
+# The addresses of the functions that are called for Python. Compiled code is kept on disk, so it must not contain addresses: it
 # gets the address of such a record. Here and below an address is an int64.
 _OURS = ("run_work", "thread_states", "message", "register", "create", "infer")
 PYTHON = np.dtype([(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], *_OURS)])

@@ -62,10 +62,10 @@ def _codes_and_scales(
         raise NotRewrittenError("ONNX Runtime has no tensors of its codes")
     along = row_axis(x.shape.numpy())
     unit = attributes["block_size"] if along == attributes["axis"] else 1
-    codes, scales = mapped(x, lambda part, *_: on_one_thread(stored.of, part)[0], stored.element_type, unit), []
+    codes, scales = mapped(x, lambda part, *_: on_one_thread(stored.convert, part)[0], stored.element_type, unit), []
     with opened(x) as read:
         for part in (read(*span) for span in spans(codes)):
-            part_codes, part_scales = on_one_thread(stored.of, part)
+            part_codes, part_scales = on_one_thread(stored.convert, part)
             scale_type = find(part_scales.dtype)
             stays_if(scale_type is None or not scale_type.has_tensors(RELEASE), "ONNX Runtime has no tensors of its scales")
             y = on_one_thread(_DEQUANTIZE.call, part_codes, part_scales, **attributes)

@@ -6,7 +6,7 @@ apart. So one counts only if it is far below the largest float32."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,25 +32,26 @@ class Bounds:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._of: dict[ir.Value, float] = {}
+        self._known: dict[ir.Value, float] = {}
         self._constants: dict[tuple[ir.Value, Any], float] = {}
         for node in graph.model.graph.all_nodes():
             self.add(node)
 
-    def of(self, value: ir.Value) -> float:
-        return self._of[value] if value in self._of else self.of_constant(value, _largest)
+    def find(self, value: ir.Value) -> float:
+        """Return the bound of a value."""
+        return self._known[value] if value in self._known else self.reduce_constant(value, _largest)
 
     def copy(self, old: ir.Value, new: ir.Value) -> None:
         """Copy the bound of a value to the one that replaces it."""
-        self._of[new] = self.of(old)
+        self._known[new] = self.find(old)
 
     def add(self, node: ir.Node) -> None:
         """Record the bounds of a node's outputs."""
         bound = self._bound(node)
         for value in node.outputs:
-            self._of[value] = bound if bound <= _MAX_BOUND else math.inf
+            self._known[value] = bound if bound <= _MAX_BOUND else math.inf
 
-    def of_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
+    def reduce_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
         """Return what a function returns for the value of a constant, in float64; math.inf for other values."""
         tensor = self.graph.tensor(value)
         if tensor is None or tensor.nbytes > _LARGE or find(tensor.dtype.value) is None:
@@ -67,30 +68,30 @@ class Bounds:
         if isinstance(meaning, BlockRoundTrip) and len(node.inputs) > 1:
             return math.inf  # a scale of the tensor may make NaN
         if meaning is not None:
-            return _of_meaning(self, meaning)
+            return _bound_of_meaning(self, meaning)
         rule = _RULES.get(node.op_type) if node.domain == "" else None
         if rule is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
             return math.inf
-        return rule(self, node, [0.0 if value is None else self.of(value) for value in node.inputs])
+        return rule(self, node, *(0.0 if value is None else self.find(value) for value in node.inputs))
 
 
-def _of_meaning(bounds: Bounds, meaning: Any) -> float:
+def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
     """Return the bound of the result of one of the package's nodes."""
     if isinstance(meaning, BlockRoundTrip):
-        return 2 * _ROUNDED * bounds.of(meaning.x.value)  # at most the next power of two
+        return 2 * _ROUNDED * bounds.find(meaning.x.value)  # at most the next power of two
     if isinstance(meaning, FakeQuantize):
         if meaning.form != "codes":
             return math.inf
-        scale, low, high = (bounds.of(operand.value) for operand in meaning.parameters.values() if isinstance(operand, Operand))
+        scale, low, high = (bounds.find(each.value) for each in meaning.parameters.values() if isinstance(each, Operand))
         return _ROUNDED * max(low, high) * scale
     if not isinstance(meaning, (RoundTrip, Dequantize)) or meaning.element_type is None:
         return math.inf
-    codes, scale = meaning.element_type, bounds.of(meaning.scale.value)
+    codes, scale = meaning.element_type, bounds.find(meaning.scale.value)
     if codes.is_integer:  # NaN becomes a code, and a difference of two codes has one bit more
         return 2.0 ** (codes.bits + 1) * scale
     is_rounded = isinstance(meaning, RoundTrip) and meaning.saturate and meaning.is_symmetric
-    is_rounded &= math.isfinite(bounds.of_constant(meaning.scale.value, _largest_inverse))  # 0 / 0 is NaN
-    return _ROUNDED * bounds.of(meaning.x.value) + scale if is_rounded else math.inf
+    is_rounded &= math.isfinite(bounds.reduce_constant(meaning.scale.value, _largest_inverse))  # 0 / 0 is NaN
+    return _ROUNDED * bounds.find(meaning.x.value) + scale if is_rounded else math.inf
 
 
 # The bounds of ONNX's operators. A rule takes the bounds, the node, and the bounds of its inputs.
@@ -118,79 +119,81 @@ def _sum_of_filters(array: NDArray[Any]) -> float:
     return float(np.max(np.sum(np.abs(array), axis=tuple(range(1, array.ndim)))))
 
 
-def _first(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return of[0]
+def _first(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return x
 
 
-def _pool(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+def _pool(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
-    return math.inf if node.attributes.get_int("ceil_mode", 0) else of[0]
+    return math.inf if node.attributes.get_int("ceil_mode", 0) else x
 
 
-def _at_most_1(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return 1.0 if math.isfinite(of[0]) else math.inf
+def _at_most_1(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return 1.0 if math.isfinite(x) else math.inf
 
 
-def _clip(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+def _clip(bounds: Bounds, node: ir.Node, x: float, *limits: float) -> float:
     """Return the bound of a Clip. NaN passes it, and so does every number within its bounds, which may exclude 0."""
-    if len(node.inputs) != 3 or not math.isfinite(of[0]):
-        return math.inf if not math.isfinite(of[0]) or len(node.inputs) > 1 else of[0]
-    return max(of[1], of[2])
+    if len(limits) != 2 or not math.isfinite(x):
+        return math.inf if not math.isfinite(x) or limits else x
+    return max(limits)
 
 
-def _cast(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+def _cast(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     to = find(node.attributes.get_int("to", 0))
     if to is FLOAT16:
-        return min(_ROUNDED * of[0], float(to.highest)) if of[0] <= to.highest else math.inf
-    return _ROUNDED * of[0] if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
+        return min(_ROUNDED * x, float(to.highest)) if x <= to.highest else math.inf
+    return _ROUNDED * x if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
 
 
-def _sum(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return _ROUNDED * sum(of)
+def _sum(bounds: Bounds, node: ir.Node, *terms: float) -> float:
+    return _ROUNDED * sum(terms)
 
 
-def _max(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return max(of)
+def _max(bounds: Bounds, node: ir.Node, *inputs: float) -> float:
+    return max(inputs)
 
 
-def _where(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return max(of[1:])
+def _round(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
+    return x + 1
 
 
-def _pad(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return max(of[0], of[2]) if len(of) > 2 else math.inf if "value" in node.attributes else of[0]
+def _where(bounds: Bounds, node: ir.Node, condition: float, *branches: float) -> float:
+    return max(branches)
 
 
-def _product(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    return _ROUNDED * of[0] * of[1] if math.isfinite(of[0]) and math.isfinite(of[1]) else math.inf
+def _pad(bounds: Bounds, node: ir.Node, x: float, pads: float = 0.0, value: float | None = None, *others: float) -> float:
+    return max(x, value) if value is not None else math.inf if "value" in node.attributes else x
 
 
-def _quotient(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
-    inverse = bounds.of_constant(node.inputs[1], _largest_inverse) if node.inputs[1] else math.inf
-    return _ROUNDED * of[0] * inverse if math.isfinite(of[0]) and math.isfinite(inverse) else math.inf
+def _product(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
+    return _ROUNDED * a * b if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
-def _products(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+def _quotient(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
+    inverse = bounds.reduce_constant(node.inputs[1], _largest_inverse) if node.inputs[1] else math.inf
+    return _ROUNDED * a * inverse if math.isfinite(a) and math.isfinite(inverse) else math.inf
+
+
+def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: float = 0.0, *others: float) -> float:
     """Return the bound of Conv, Gemm or MatMul: sums of products with a constant, and a bias."""
     weights = node.inputs[1]
     kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
     reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns
-    sums = bounds.of_constant(weights, reduce) if weights else math.inf
-    if not math.isfinite(sums) or not math.isfinite(of[0]):
+    sums = bounds.reduce_constant(weights, reduce) if weights else math.inf
+    if not math.isfinite(sums) or not math.isfinite(x):
         return math.inf
     factors = [abs(node.attributes.get_float(name, 1.0)) for name in ("alpha", "beta")]
-    return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * of[0] + max(factors[1], 1) * (of[2] if len(of) > 2 else 0.0))
+    return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * x + max(factors[1], 1) * bias)
 
-
-_Rule = Callable[[Bounds, ir.Node, Sequence[float]], float]
 
 # Operators whose outputs have only elements of their first input, their magnitudes, or less, and 0.
-_OF_FIRST = (
+_BOUNDED_BY_FIRST = (
     *("Abs", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "HardSwish", "Identity", "Neg"),
     *("Relu", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
 )
-_RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_OF_FIRST, _first),
+_RULES: Mapping[str, Callable[..., float]] = {
+    **dict.fromkeys(_BOUNDED_BY_FIRST, _first),
     **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
     **dict.fromkeys(("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"), _at_most_1),
     **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
@@ -201,6 +204,6 @@ _RULES: Mapping[str, _Rule] = {
     "Div": _quotient,
     "Mul": _product,
     "Pad": _pad,
-    "Round": lambda bounds, node, of: of[0] + 1,
+    "Round": _round,
     "Where": _where,
 }

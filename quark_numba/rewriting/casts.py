@@ -46,7 +46,8 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """Rewrite these Casts, unless another execution provider may be to run them, or nothing can run what would replace them."""
+    """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`), or if there may be no
+    regions, which run what replaces the Casts."""
     if graph.regions and graph.qdq != "onnxruntime":
         fuse(graph)
 
@@ -75,7 +76,7 @@ def fuse(graph: Graph) -> None:
                 made = graph.put(_DEQUANTIZE, [constant, scale], _DEQUANTIZE.values({}), back)
             graph.copy_inferred(y, made.outputs[0])
             graph.remove(back, FUSED if tensor is None else CODES)
-            graph.find(made)
+            graph.register(made)
             rounded.setdefault((codes, made.graph), made.outputs[0])
         if is_unused(cast):
             graph.remove(cast, FUSED if tensor is None else CODES)

@@ -1,5 +1,9 @@
 """Fold constants: replace each node whose inputs are all constants by its outputs.
 
+Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and stays at first: the
+graph only remembers what one kernel computes for both steps or, if there is no such kernel, the codes. Each dequantize node
+finds its result there and becomes a constant. The last one takes the quantize node along, as nothing uses that any more.
+
 Large outputs are computed when the model is written, some rows at a time. Equal nodes on one constant are computed once.
 
 They are computed on one thread. It computes 2 to 10 GB of floats a second, which is more than are read and written. Between the
@@ -57,21 +61,22 @@ def fold_scales(graph: Graph) -> None:
 
 
 def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
-    """Fold a node if its inputs are constants. Nodes are visited in the order of the model, so those before it have been: a
-    quantize node stays, with outputs that are remembered, until the last of its dequantize nodes is folded and takes it along.
-    Raise NotRewrittenError if the node stays for good."""
-    before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+    """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
     inputs = graph.constants(node)
-    if before is not None:  # its quantize node computed it
-        graph.make_constant(node, (before,), CONSTANT)
+    remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+    if remembered is not None:
+        graph.make_constant(node, (remembered,), CONSTANT)
     elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise NotRewrittenError("it is one step already, and its inputs are not all constants")
     elif isinstance(meaning, Quantize):
         try:
-            _there_and_back(graph, node, meaning, known)
+            followers, y = _round_trip(graph, node, meaning, known)
         except NotRewrittenError:
             _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
+        else:
+            for follower in followers:
+                graph.remember(follower.y, y)
     else:
         outputs = _outputs(graph, node, inputs, meaning, known)
         _remember(graph, node, outputs)
@@ -87,7 +92,7 @@ def _keep_codes(
     if isinstance(meaning, BlockRoundTrip):
         with suppress(NotRewrittenError):
             kept = block_codes.store(graph, node, meaning, known)
-            graph.remember(kept.y, *outputs)  # nodes after it may be folded, and it is removed with them then
+            graph.remember(kept.y, *outputs)  # the last folded node after it takes it along
             graph.reasons[kept] = KEPT
             return True
     if isinstance(meaning, Dequantize) and not _is_scale(graph, node):
@@ -110,9 +115,10 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
         graph.remember(value, tensor)
 
 
-def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> None:
-    """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
-    the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else, or the codes are kept."""
+def _round_trip(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> tuple[list[Node], ir.TensorProtocol]:
+    """Return the dequantize nodes of a quantize node, and what they all return, computed in one step. One kernel instead of two
+    takes half the time if the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else,
+    or the codes are kept."""
     stays_if(graph.keep_quantized_weights, KEPT)
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
@@ -127,8 +133,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
     zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
     pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
     (y,) = _outputs(graph, pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
-    for follower in followers:
-        graph.remember(follower.y, y)
+    return followers, y
 
 
 def _outputs(
@@ -141,13 +146,13 @@ def _outputs(
     types = (tensor and (tensor.dtype, tensor.shape.numpy()) for tensor in others)
     key = node.operator, repr(node.attributes), id(x), *digests, *types
     if key not in known:
-        y = _lazily(graph, node, x, others, meaning)
+        y = _lazy_output(graph, node, x, others, meaning)
         arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
         known[key] = x, [y] if y else [in_memory(array) for array in arrays]
     return known[key][1]
 
 
-def _lazily(
+def _lazy_output(
     graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
@@ -156,7 +161,7 @@ def _lazily(
     if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
         return None
     if isinstance(meaning, FakeQuantize):
-        return _lazily_rounded(graph, node, x, meaning)
+        return _lazy_fake_quantization(graph, node, x, meaning)
     if not isinstance(meaning, (Affine, BlockRoundTrip)):
         return None
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
@@ -186,12 +191,12 @@ def _lazily(
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     few = [length if dimension == axis else 1 for dimension, length in enumerate(shape)]
-    call(node, [np.zeros(few, x_type.dtype), *(_few(parameter, axis, len(shape)) for parameter in others)])
+    call(node, [np.zeros(few, x_type.dtype), *(_first_of_other_axes(parameter, axis, len(shape)) for parameter in others)])
     return y if find(first.dtype) is inferred.element_type else None
 
 
-def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
-    """Return the output as `_lazily` does, for a node of fake quantization, whose parameters broadcast to x."""
+def _lazy_fake_quantization(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
+    """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazy_output` does."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
@@ -212,8 +217,8 @@ def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: in
     return parameter[index]
 
 
-def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
-    """Return the parameters of the first index of each axis except for their own."""
+def _first_of_other_axes(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
+    """Return a parameter at the first index of each axis other than its own."""
     array = None if tensor is None else array_of(tensor)
     if array is None or array.ndim != rank or array.ndim < 2:
         return array

@@ -70,7 +70,7 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
         names = FORMS[key.form].parameters
         for name, array in zip(names, arrays, strict=True):
             check_single(key, name, array.shape, name)
-        if key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
+        if key.form != "codes":  # "codes" takes any numbers; checking them would compile a kernel
             prepare(key, arrays, np.broadcast_shapes(*(array.shape for array in arrays)), {name: name for name in names})
     except ValueError as error:
         raise NotRewrittenError(Invalid(f"not valid: {error}")) from None

@@ -50,7 +50,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         for domain, version in functions[name].opset_imports.items():
             model.opset_imports.setdefault(domain, version)
     reasons = {name: reason for name in sorted(wanted) if (reason := _why_not(model, functions[name]))}
-    # Functions that a remaining function calls have to stay, too: they may contain other versions of operators.
+    # Functions that a remaining function calls have to stay as well: they may contain other versions of operators.
     kept = _reached(set(reasons), used)
     wanted -= kept
     done = _inline(model, functions, _callees_first({name: used[name] & wanted for name in sorted(wanted)})[::-1])

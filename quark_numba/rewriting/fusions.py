@@ -21,7 +21,7 @@ from .graph import Graph
 from .stand_ins import skeleton
 
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
-_OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
+_WITH_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
 FUSED = "ONNX Runtime fuses it into one of its own operators"
 UNKNOWN = "ONNX Runtime may fuse it; whether it does is not known"
@@ -39,7 +39,7 @@ def fused_values(graph: Graph) -> dict[str, str]:
     result. A value that is missing in the result is part of the nodes that replaced its users. If ONNX Runtime refuses the
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
-    weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
+    weights = {value.name for node in graph.model.graph if node.op_type in _WITH_WEIGHTS for value in node.inputs[1:] if value}
     before, after = fused_by_onnx_runtime(graph, weights)
     # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")

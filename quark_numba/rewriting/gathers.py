@@ -1,7 +1,7 @@
 """With kept codes, gather rows of codes instead of rows of floats.
 
 A dequantize node after a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element is
-computed from its own code, so that the bits are the same."""
+computed from its own code, so the bits are the same."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _move(graph: Graph, node: Node) -> None:
     assert parent
     ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, follower.outputs)
     graph.remove(node, MOVED)
-    graph.find(follower)
+    graph.register(follower)
     moved = graph.node(follower)
     if moved:
         graph.reasons[moved] = KEPT

@@ -112,7 +112,7 @@ class Graph(Nodes):
         """Replace a node by one of another operator of the package, and return that."""
         new = self.put(operator, inputs, attributes, node.node)
         self.remove(node, what)
-        self.find(new)
+        self.register(new)
         return self._nodes[new]
 
     def put(self, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], replaced: ir.Node) -> ir.Node:

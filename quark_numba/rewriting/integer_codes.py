@@ -48,7 +48,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class Source:
-    """What an operator's input dequantizes, possibly moved: a dequantize node, and the nodes between it and the operator."""
+    """The source of an operator's input: a dequantize node, and the nodes between the two, which only move elements."""
 
     node: Node
     codes: Codes
@@ -96,15 +96,19 @@ def source_of(graph: Graph, value: ir.Value | None) -> Source:
 def known_codes(meaning: Affine[Operand]) -> Codes:
     """Return the codes of a node. Raise NotRewrittenError unless it has constant parameters that integer operators take."""
     codes, scale, zero_point = meaning.element_type, meaning.scale.array, 0
-    if codes is None or not codes.is_integer or codes.bits > 8 or meaning.block_size or meaning.has_other_type:
-        raise NotRewrittenError("its codes are not of 8 bits")
-    if scale is None or scale.dtype != FLOAT32.dtype or scale.ndim > 1 or not scale.size:
-        raise NotRewrittenError("its scale is not known")
+    if codes is None or not codes.is_integer or codes.bits > 8:
+        raise NotRewrittenError("its codes are not integers of at most 8 bits")
+    stays_if(meaning.block_size, "its scales are blocked")
+    stays_if(meaning.has_other_type, "it computes in another type than float32")
+    if scale is None or not scale.size:
+        raise NotRewrittenError("its scale is not constant, or empty")
+    stays_if(scale.dtype != FLOAT32.dtype or scale.ndim > 1, "its scale is not a scalar or vector of float32")
     if meaning.zero_point is not None:
         zeros = meaning.zero_point.array
-        if zeros is None or zeros.shape != scale.shape or np.any(zeros != zeros.reshape(-1)[0]):
-            raise NotRewrittenError("its zero points are not known, or differ")
+        if zeros is None or zeros.shape != scale.shape:
+            raise NotRewrittenError("its zero points are not constant, or have another shape than its scale")
         zero_point = int(zeros.reshape(-1)[0])
+        stays_if(np.any(zeros != zeros.reshape(-1)[0]), "its zero points differ")
     stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")
     return Codes(meaning, codes, scale, zero_point)
 
@@ -113,7 +117,9 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
     """Return the codes of a quantize node. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale. Only
     dequantize nodes may use int8 codes."""
     codes = known_codes(meaning)
-    stays_if(not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1, "it quantizes to other codes")
+    stays_if(not node.is_standard, "it is quantized by another operator than QuantizeLinear")
+    stays_if(codes.element_type.bits != 8, "it is not quantized to 8 bits")
+    stays_if(codes.scales.size != 1, "it is quantized with several scales")
     stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if codes.element_type is INT8:
         for user, index in node.y.uses():
@@ -135,7 +141,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     while True:
         uses = [*value.uses()]
         if len(uses) != 1 or value.is_graph_output() or uses[0][0].graph is not node.graph or uses[0][1]:
-            raise NotRewrittenError("its output is not quantized alone")
+            raise NotRewrittenError("its output is used by something other than one quantize node")
         user = uses[0][0]
         if (bounds := _clip_bounds(graph, user)) is None:
             break
@@ -147,7 +153,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
         raise NotRewrittenError("its output is not quantized")
     codes = _quantized(graph, quantize, meaning)
-    # Quantizing is monotonic, so that clipping first gives what clipping the codes gives.
+    # Quantizing is monotonic, so clipping first gives what clipping the codes gives.
     limits = codes.element_type.lowest, codes.element_type.highest
     steps = np.rint(np.array([low, high], np.float32) / codes.scale)
     first, last = (int(bound) for bound in np.clip(steps + codes.zero_point, *limits))

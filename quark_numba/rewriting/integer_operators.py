@@ -51,7 +51,7 @@ def rewrite(graph: Graph) -> None:
                 _log.debug("%s %r does not become an integer operator: %s", node.op_type, node.name, error)
     chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}
     if chosen:
-        _Writing(graph, [match for match in matches.values() if match.node in chosen]).run()
+        _Writer(graph, [match for match in matches.values() if match.node in chosen]).run()
 
 
 def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
@@ -100,9 +100,8 @@ def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
     return True
 
 
-class _Writing:
-    """The change of a graph: the operators that are rewritten, in the order of the model, and the codes that are made on the
-    way."""
+class _Writer:
+    """Writes integer operators for `matches`, which are in the order of the model, and keeps the codes that it makes."""
 
     def __init__(self, graph: Graph, matches: Sequence[Match]) -> None:
         self.graph, self.matches = graph, matches
@@ -165,7 +164,7 @@ class _Writing:
             value = self.made[quantize]
         elif shift:
             assert quantize
-            value = self.made[quantize] = self._quantized_anew(quantize)
+            value = self.made[quantize] = self._quantize_to_uint8(quantize)
         for move in source.moves:
             moved = ir.node(move.op_type, [value, *move.inputs[1:]], move.attributes)
             value = self._insert(moved, match.target.quantize, move.outputs[0], value.type)
@@ -199,13 +198,13 @@ class _Writing:
         before.node.prepend(node)
         return y
 
-    def _quantized_anew(self, quantize: Node) -> ir.Value:
+    def _quantize_to_uint8(self, quantize: Node) -> ir.Value:
         """Return codes of uint8 in the place of int8."""
         quantizer = COUNTERPARTS["quantize"]
         node = ir.node(quantizer.name, self._inputs(quantize, quantize.x), quantizer.values({}), domain=quantizer.domain)
         codes = self._insert(node, quantize, quantize.y)
         self.graph.model.opset_imports.setdefault(quantizer.domain, quantizer.since_version)
-        self.graph.find(node)
+        self.graph.register(node)
         return codes
 
     def _inputs(self, node: Node, x: ir.Value) -> list[ir.Value]:

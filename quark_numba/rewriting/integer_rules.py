@@ -24,7 +24,7 @@ _MICROSOFT = "com.microsoft"
 # The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
 _MAX_PRODUCTS, _MAX_BIAS = 1 << 14, 1 << 30
 
-# A bias of so many steps of the output. Its scale is the product of two scales but for a rounding, 2^-23 of it at most.
+# The largest bias, in steps of the output. Its scale is the product of two scales, with a rounding error of up to 2^-23 of it.
 _MAX_BIAS_STEPS = 1 << 12
 
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
@@ -38,7 +38,7 @@ _MAX_POOLED = 64
 _MAX_QUOTIENT = 4.0
 
 # Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
-_OF_TIE = 2.0**-30
+_TIE_DISTANCE = 2.0**-30
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,17 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 
 
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
-    """Return the int32 codes of a bias. Raise NotRewrittenError unless they have the scale of the products, but for a rounding
-    of it."""
+    """Return the int32 codes of a bias. Raise NotRewrittenError unless their scale is that of the products, within a rounding
+    error."""
     node = graph.node(value.producer())
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
         raise NotRewrittenError("its bias is not dequantized from int32")
     codes, scale = graph.array(meaning.x.value), meaning.scale.array
-    if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
+    if codes is None or scale is None:
         raise NotRewrittenError("its bias is not constant")
+    stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in another type than float32")
+    stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
@@ -132,8 +134,9 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
     scale, or with one for each index along an axis."""
     tensor = graph.tensor(source.node.x)
-    if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
+    if tensor is None:
         raise NotRewrittenError("its weights are not constant")
+    stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by another node than Transpose")
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]
     for move in source.moves:
@@ -147,8 +150,8 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 
 
 def _check_products(products: Any) -> None:
-    """Raise NotRewrittenError unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's
-    integer operators leave the memory of the output as it is then."""
+    """Raise NotRewrittenError unless the sum of this number of products fits int32. If there are none, ONNX Runtime's integer
+    operators do not write their output."""
     if not isinstance(products, int) or not 1 <= products <= _MAX_PRODUCTS:
         raise NotRewrittenError("the number of its products is not known, or too large, or 0")
 
@@ -181,8 +184,8 @@ def _check_matmul(graph: Graph, match: Match) -> None:
 
 
 def _check_binary(graph: Graph, match: Match) -> None:
-    """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but
-    for those beside ties."""
+    """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes. If a
+    result is nearly a tie, the other of its two codes counts as well."""
     a, b = match.sources
     y_scale = float(match.target.codes.scale)
     scales = [float(source.codes.scale) for source in (a, b)]
@@ -197,15 +200,15 @@ def _check_binary(graph: Graph, match: Match) -> None:
 
 
 def _check_division(graph: Graph, match: Match) -> None:
-    """Raise NotRewrittenError unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the
-    specification, but for those beside ties."""
+    """Raise NotRewrittenError unless the divisor is a constant, and QLinearMul with its reciprocal gives the codes of the
+    specification. If a result is nearly a tie, the other of its two codes counts as well."""
     (source,), divisor = match.sources, divisor_of(graph, match.node)
     if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
         raise NotRewrittenError("its divisor is not a constant, or extreme")
     exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
     stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
-    _check_ties(match, exact, needs_none=math.frexp(divisor)[0] != 0.5)
+    _check_ties(match, exact, refuses_ties=math.frexp(divisor)[0] != 0.5)
 
 
 def divisor_of(graph: Graph, node: ir.Node) -> float | None:
@@ -218,10 +221,11 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
     return float(array.reshape(()))
 
 
-def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
-    """Raise NotRewrittenError if two codes may be equally near to a result, and there may be none, or the operator adds an odd
-    zero point before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
-    if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+def _check_ties(match: Match, exact: NDArray[np.float64], refuses_ties: bool = False) -> None:
+    """Raise NotRewrittenError if a result may be a tie, and either `refuses_ties` is set or the zero point is odd. The operator
+    adds the zero point before it rounds half to even, so an odd one turns ties the other way. `exact` are all results, in
+    steps of the output."""
+    if (refuses_ties or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
         raise NotRewrittenError("two codes may be equally near")
 
 
@@ -258,16 +262,16 @@ def _check_max_pool(graph: Graph, match: Match) -> None:
     stays_if(graph.model.opset_imports[""] < 12, "MaxPool has no codes")
 
 
-_OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-_OF_POOL = ("count_include_pad", "kernel_shape", "pads", "strides")
+_CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_POOL_ATTRIBUTES = ("count_include_pad", "kernel_shape", "pads", "strides")
 RULES = {
-    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _OF_CONV, has_weights=True),
+    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _CONV_ATTRIBUTES, has_weights=True),
     "MatMul": Rule("", "QLinearMatMul", 2, _check_matmul, has_weights=True),
     "Gemm": Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
     "Add": Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
     "Mul": Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
     "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
-    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_OF_POOL),
+    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_POOL_ATTRIBUTES),
     "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
     "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, "y x", ("axis",)),
     "MaxPool": Rule("", "", 1, _check_max_pool, "codes", None),

@@ -141,7 +141,7 @@ class Node:
 
     node: ir.Node
     operator: Operator
-    place: int  # its index among all such nodes of the model
+    index: int  # its index among all such nodes of the model
     attributes: dict[str, Any] = field(default_factory=dict)
     is_valid: bool = True
 
@@ -213,9 +213,9 @@ class Nodes(Values):
         self._nodes: dict[ir.Node, Node] = {}
         self._others: Counter[tuple[str, str]] = Counter()
         for node in model.graph.all_nodes():
-            self.find(node)
+            self.register(node)
 
-    def find(self, node: ir.Node) -> None:
+    def register(self, node: ir.Node) -> None:
         """Record a node of one of the package's operators. Count it as left instead if a local function has its name, or if it
         has wrong inputs or outputs. Count a node of another operator as left if ONNX Runtime lacks the operator."""
         operator = OPERATORS.find(node.domain, node.op_type)
@@ -227,12 +227,10 @@ class Nodes(Values):
             if not has_operator(node.domain, node.op_type):
                 why = refused.reason(node.domain, node.op_type)
                 self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
-        elif (
-            not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs)
-            or None in node.inputs[: operator.fewest_inputs]
-            or outputs != len(operator.outputs)
-        ):
-            self.leave(node, f"not valid: it has {counted(inputs, 'input')}, {counted(outputs, 'output')}, or lacks one")
+        elif not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs) or outputs != len(operator.outputs):
+            self.leave(node, f"not valid: it has {counted(inputs, 'input')} and {counted(outputs, 'output')}, a wrong number")
+        elif None in node.inputs[: operator.fewest_inputs]:
+            self.leave(node, "not valid: a required input is omitted")
         else:
             self._record(Node(node, operator, len(self._nodes)))
 
@@ -335,7 +333,7 @@ class Nodes(Values):
             if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
                 raise NotRewrittenError(f"{what} are used by {full_name(user)}")
             followers.append(follower)
-        return sorted(followers, key=lambda follower: follower.place)
+        return sorted(followers, key=lambda follower: follower.index)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises NotRewrittenError if

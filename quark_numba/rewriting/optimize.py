@@ -62,7 +62,7 @@ PASSES = (
 _NOT_STANDARD = (integer_operators, casts, own_operators, regions)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
-# The passes for a model on an NVIDIA GPU. ONNX Runtime's integer operators run on the CPU alone.
+# The passes for a model on an NVIDIA GPU. ONNX Runtime's integer operators run only on the CPU.
 CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
 
 
@@ -149,7 +149,7 @@ def optimize(
         Without them "auto" means "onnxruntime".
     keep_initializers_as_inputs : bool
         Whether initializers that are also graph inputs, from IR version 4 on, stay inputs. They are the default values of
-        inputs that a session may be fed with, so that nothing that depends on them is folded. Some exporters list all weights
+        inputs that a session may be fed with, so nothing that depends on them is folded. Some exporters list all weights
         there, PyTorch's with its argument of this name. If False, they become constants and are no longer inputs.
 
     Returns
@@ -204,8 +204,8 @@ class Optimized:
         return result
 
     def check_operators(self) -> None:
-        """Raise ModelError if the model was to be in ONNX's operators alone, and a node of this package is left."""
-        if self.operators in standard_forms.OF_ONNX_ALONE and (nodes := not_standard_as_text(self.left)):
+        """Raise ModelError if the model had to be written in ONNX's operators only, and a node of this package is left."""
+        if self.operators in standard_forms.ONNX_ONLY and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -243,8 +243,8 @@ def optimized(
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check_choices(QDQ, qdq=qdq)
     standard_forms.check(operators)
-    is_standard = operators in standard_forms.OF_ONNX_ALONE
-    source = model_files.Source.of(model, leave=replaced)
+    is_standard = operators in standard_forms.ONNX_ONLY
+    source = model_files.Source.from_argument(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
     lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
@@ -273,9 +273,9 @@ def optimized(
             operators=operators,
         )
         if has_other_providers and qdq == "auto" and operators != "cuda":
-            graph.qdq = "onnxruntime" if standard_operators.are_all(graph) else "float"
+            graph.qdq = "onnxruntime" if standard_operators.runs_all(graph) else "float"
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
-        for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
+        for rewriting in (own_operators,) if standard_operators.leave_all(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if has_other_providers:

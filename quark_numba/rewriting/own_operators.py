@@ -2,8 +2,7 @@
 
 ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
 not do in the model as written. They quantize folded weights again, turn a dequantize node and a MatMul into a product that
-quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
-stay."""
+quantizes its other input, or end the process. The operators are the same under both names, so inputs and attributes stay."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> list[ir.Value]:
-    """Return zeros of the shape of a scale, which is known in a run alone; nothing if ONNX Runtime cannot make them."""
+    """Return zeros in the shape of a scale that is known only in a run, or nothing if ONNX Runtime cannot make them."""
     codes = meaning.element_type
     if codes is None or not casts_to(codes):
         return []

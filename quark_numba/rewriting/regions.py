@@ -38,14 +38,14 @@ def rewrite(graph: Graph) -> None:
         if any(isinstance(graph.meaning(graph.node(node)), kinds) for node in nodes)
     ]
     fused = fused_values(graph) if quantized else {}
-    mergings = [_Merging(graph, nodes, fused) for nodes in quantized]
-    regions = [(merging, *pair) for merging in mergings for pair in merging.regions()]
+    mergers = [_Merger(graph, nodes, fused) for nodes in quantized]
+    regions = [(merger, *pair) for merger in mergers for pair in merger.regions()]
     has_convolutions = any(node.op_type == "Conv" for node in graph.model.graph.all_nodes())
-    # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
+    # If a region has several nodes, single nodes become regions as well: no kernel outside of regions is compiled for them. And
     # only regions can lie between convolutions in their blocked layout, and have nodes of fake quantization on a GPU.
     if has_convolutions or graph.operators == "cuda" or any(len(region) > 1 for _, _, region in regions):
-        for merging, last, region in regions:
-            merging.merge(last, region)
+        for merger, last, region in regions:
+            merger.merge(last, region)
 
 
 class _Steps:
@@ -175,13 +175,13 @@ def _collect_inputs(nodes: list[ir.Node], operands: list[list[_Operand]]) -> dic
     return dict(sorted(values.items(), key=lambda item: item[0].declared.is_scalar))
 
 
-class _Merging:
+class _Merger:
     """The nodes of one graph, while they are merged into regions."""
 
     def __init__(self, graph: Graph, nodes: list[ir.Node], fused: dict[str, str]) -> None:
         self.graph, self.nodes, self.fused = graph, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
-        self.constants: set[ir.Value] = set()  # values computed from constants alone
+        self.constants: set[ir.Value] = set()  # values computed only from constants
         self.steps: dict[ir.Node, Step] = {}  # without operands yet
 
     def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:

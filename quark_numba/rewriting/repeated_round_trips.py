@@ -45,13 +45,13 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_idempotent(round_trip: _RoundTrip) -> bool:
-    """Whether it is proved that the results of a round trip come back from it, as numbers. A block format says it.
+    """Whether a round trip is proved to return its own results unchanged, as numbers. A block format declares it.
 
     - Integers of up to 16 bits: see `is_exact`.
     - Integers of 32 bits: the quotient is rounded to a whole number that float32 has, and saturates at two such numbers
       (``linear.arithmetic``). A power of two times such a number is exact, and so is the quotient of the result.
     - Float types, with zero point 0: a code is exact in float32, and so are its product with a power of two and the quotient of
-      the result. bfloat16 has float32's exponents, so that its scale has to be 1."""
+      the result. bfloat16 has float32's exponents, so its scale has to be 1."""
     if isinstance(round_trip, BlockRoundTrip):
         return round_trip.is_idempotent
     codes, scale = round_trip.element_type, round_trip.scale.array
@@ -95,8 +95,8 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict
 
 
 def _sources(graph: Graph, node: ir.Node, round_trip: _RoundTrip) -> Sequence[ir.Value | None]:
-    """Return the inputs of a node that have to be rounded, so that its output is; (None,): it may not be. In a block format
-    elements stay in their places."""
+    """Return the inputs of a node whose rounding makes its output rounded, or (None,) if the output may not be rounded. In a
+    block format the elements have to keep their places."""
     if isinstance(round_trip, BlockRoundTrip):
         return node.inputs[:1] if node.op_type in ("Identity", "Relu") else (None,)
     if node.op_type in MOVE_ALL:
@@ -116,15 +116,15 @@ def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
 def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:
     """Whether a node returns elements of its first input or constants that the round trip returns as they are."""
     if node.op_type == "Relu":
-        return _returns(round_trip, np.zeros((), np.float32))
+        return _keeps_number(round_trip, np.zeros((), np.float32))
     if node.op_type != "Clip" or node.attributes or len(node.inputs) != 3:
         return False
     bounds = [None if value is None else graph.array(value) for value in node.inputs[1:]]
-    return all(bound is not None and bound.size == 1 and _returns(round_trip, bound) for bound in bounds)
+    return all(bound is not None and bound.size == 1 and _keeps_number(round_trip, bound) for bound in bounds)
 
 
-def _returns(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
-    """Whether an idempotent round trip returns a float32 number as it is. Not for -0."""
+def _keeps_number(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
+    """Whether an idempotent round trip returns a float32 number unchanged. It is False for -0."""
     codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
     assert codes
     assert scale is not None

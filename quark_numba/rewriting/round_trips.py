@@ -34,12 +34,10 @@ def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
     if not after.has_same_parameters(before) or (after.zero_point and zero_point is None):
         return
     # Float types turn -0 into 0.
-    if after.block_size or not codes.is_integer or codes.bits > 16:
-        return
-    if scale.size << codes.bits > _MAX_CODES:
+    if after.block_size or not codes.is_integer or codes.bits > 16 or scale.size << codes.bits > _MAX_CODES:
         return
     is_valid = zero_point is None or zero_point.size == scale.size
-    if not (is_valid and is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):
+    if not (is_valid and is_exact(after, before, scale)) and not _keeps_all(node, producer, codes, scale, zero_point):
         return
     node.y.replace_all_uses_with(before.x.value)
     graph.remove(node, ROUND_TRIP)
@@ -50,16 +48,14 @@ def is_exact(after: Affine[Operand], before: Affine[Operand], scale: NDArray[Any
     point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale overflows
     or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less than 2^-7,
     and is rounded to n."""
-    if not after.scale.element_type is before.scale.element_type is FLOAT32:
-        return False
-    if after.has_other_type or before.has_other_type:
+    if not after.scale.element_type is before.scale.element_type is FLOAT32 or after.has_other_type or before.has_other_type:
         return False
     magnitudes = np.abs(scale)
     return bool(np.all((magnitudes >= 2.0**-126) & (magnitudes <= 2.0**110)))
 
 
-def _comes_back(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
-    """Whether every code comes back when it is tried."""
+def _keeps_all(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
+    """Try all codes, and return whether each comes back."""
     codes = np.arange(2**quantized.bits).astype(f"u{quantized.dtype.itemsize}").view(quantized.dtype)
     x, scale = np.tile(codes, (scale.size, 1)), scale.reshape(-1)
     zeros = None if zero_point is None else zero_point.reshape(-1)

@@ -12,6 +12,7 @@ from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
+from ..declaration.operator import Like
 from ..element_types import FLOAT32, UINT8, ElementType, find
 from ..models import protos
 from .onnx_runtime import casts_to
@@ -43,7 +44,7 @@ class StandIns(ABC):
             if operator is None:
                 yield self._with_subgraphs(node, types)
             else:
-                yield from self._of(operator, node, types)
+                yield from self._stand_ins_for(operator, node, types)
 
     @abstractmethod
     def _takes(self, element_type: ElementType) -> bool:
@@ -57,47 +58,44 @@ class StandIns(ABC):
     def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
         """Yield nodes that make y, of unknown shape and of any type that a Cast takes, for the value `name`."""
 
-    def _of(self, operator: Operator, node: onnx.NodeProto, types: dict[str, int]) -> Iterator[onnx.NodeProto]:
+    def _stand_ins_for(self, operator: Operator, node: onnx.NodeProto, types: dict[str, int]) -> Iterator[onnx.NodeProto]:
         """Yield the stand-ins for one of the package's nodes. Add the types of its outputs to `types`."""
-        found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        found = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in found.items()}
-        inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
-        if not node.output:
-            return
-        try:
-            attributes = operator.values(found)
-            y_types = [tensor.element_type for tensor in operator.infer(inputs, attributes)]
-            like = operator.like and operator.like(node.input, attributes)
-        except (TypeError, ValueError):
-            return
         has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
-        if y_types[0] is None and not has_type_of_x:
+        y_types, like = _infer(operator, node, types) if node.output else ([], None)
+        if not y_types or (y_types[0] is None and not has_type_of_x):
             return
-        element_type, *more_types = (UINT8 if y_type and not self._takes(y_type) else y_type for y_type in y_types)
-        types |= {name: y_type.number for name, y_type in zip(node.output, (element_type, *more_types), strict=False) if y_type}
-        for name, y_type in zip(node.output[1:], more_types, strict=False):
-            if name and y_type:
-                yield from self._of_type(name, y_type)
+        y_types = [UINT8 if y_type and not self._takes(y_type) else y_type for y_type in y_types]
+        outputs = [(name, y_type) for name, y_type in zip(node.output, y_types, strict=False) if y_type]
+        types |= {name: y_type.number for name, y_type in outputs}
+        for name, y_type in outputs:
+            if name and name != node.output[0]:
+                yield from self._typed(name, y_type)
+        x_type = find(types.get(node.input[0], 0))
+        if y_types[0] and x_type and not self._takes(x_type):
+            yield from self._typed(node.output[0], y_types[0])
+        else:
+            yield from self._shaped(node, like, x_type, None if has_type_of_x else y_types[0])
+
+    def _shaped(
+        self, node: onnx.NodeProto, like: Like | None, x_type: ElementType | None, y_type: ElementType | None
+    ) -> Iterator[onnx.NodeProto]:
+        """Yield nodes that make a node's output y in the shape of x, or of the result of `like`. `y_type` is None if y has the
+        type of x."""
         x, y = node.input[0], node.output[0]
-        x_type = find(types.get(x, 0))
-        if element_type and x_type and not self._takes(x_type):
-            yield from self._of_type(y, element_type)
-            return
         if like:
-            op_type, names, others = like
+            op_type, names, attributes = like
             x = f"{y}{_NEW} like"
-            yield helper.make_node(op_type, names, [x], **others)
-        elif not has_type_of_x and x_type is not FLOAT32:
+            yield helper.make_node(op_type, names, [x], **attributes)
+        elif y_type and x_type is not FLOAT32:
             yield helper.make_node("Cast", [x], [f"{y}{_NEW} float"], to=FLOAT32.number)
             x = f"{y}{_NEW} float"
-        if has_type_of_x or element_type in (None, FLOAT32):
+        if y_type in (None, FLOAT32):
             yield self._like(x, y, y)
         else:
-            assert element_type
             yield self._like(x, f"{y}{_NEW} shaped", y)
-            yield helper.make_node("Cast", [f"{y}{_NEW} shaped"], [y], to=element_type.number)
+            yield helper.make_node("Cast", [f"{y}{_NEW} shaped"], [y], to=y_type.number)
 
-    def _of_type(self, y: str, element_type: ElementType) -> Iterator[onnx.NodeProto]:
+    def _typed(self, y: str, element_type: ElementType) -> Iterator[onnx.NodeProto]:
         """Yield nodes that make y, of which only the element type is known."""
         yield from self._unshaped(f"{y}{_NEW} made", y)
         yield helper.make_node("Cast", [f"{y}{_NEW} made"], [y], to=element_type.number)
@@ -114,6 +112,20 @@ class StandIns(ABC):
         return result
 
 
+def _infer(operator: Operator, node: onnx.NodeProto, types: Mapping[str, int]) -> tuple[list[ElementType | None], Like | None]:
+    """Return the element types of a node's outputs, and what the operator's `like` returns. There are no types if the node is
+    not valid."""
+    found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    found = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in found.items()}
+    inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
+    try:
+        attributes = operator.values(found)
+        y_types = [tensor.element_type for tensor in operator.infer(inputs, attributes)]
+        return y_types, operator.like and operator.like(node.input, attributes)
+    except (TypeError, ValueError):
+        return [], None
+
+
 class InferenceStandIns(StandIns):
     """Stand-ins from which onnx infers the shapes of outputs. They need not run."""
 
@@ -124,9 +136,9 @@ class InferenceStandIns(StandIns):
         return helper.make_node(_LIKE, [x], [y])
 
     def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
-        yield helper.make_node("Constant", [], [f"{y} at"], value_int=0)
-        yield helper.make_node("SequenceEmpty", [], [f"{y} of"])
-        yield helper.make_node("SequenceAt", [f"{y} of", f"{y} at"], [y])
+        yield helper.make_node("Constant", [], [f"{y} index"], value_int=0)
+        yield helper.make_node("SequenceEmpty", [], [f"{y} sequence"])
+        yield helper.make_node("SequenceAt", [f"{y} sequence", f"{y} index"], [y])
 
 
 class SessionStandIns(StandIns):
@@ -161,22 +173,22 @@ def skeleton(
     zeros are in the file of that name."""
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*opset) for opset in model.opset_imports.items())
-    to = result.graph
-    to.name = "skeleton"
-    to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
-    to.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
+    graph = result.graph
+    graph.name = "skeleton"
+    graph.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
+    graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
     for name, value in model.graph.initializers.items():
         tensor = tensor_of(value)
         if tensor is not None and tensor.nbytes <= _MAX_COPIED:
-            to.initializer.append(ir.serde.serialize_tensor(tensor))
+            graph.initializer.append(ir.serde.serialize_tensor(tensor))
         elif tensor is not None and name in zeros:
-            added = to.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+            added = graph.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
             if file is None:
                 added.raw_data = bytes(tensor.nbytes)
             else:
                 protos.refer(added, file, 0, tensor.nbytes)
         elif not value.is_graph_input():
-            to.input.append(ir.serde.serialize_value(value))
+            graph.input.append(ir.serde.serialize_value(value))
     types = {}
     for value in values_of(model.graph):
         tensor = None if value.dtype else tensor_of(value)
@@ -184,14 +196,14 @@ def skeleton(
         if value.name and dtype:
             types[value.name] = dtype.value
     stand_ins = SessionStandIns() if hide_shapes else InferenceStandIns()
-    to.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
+    graph.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
     # Nodes of two branches may have the same names.
     shapes = (helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(stand_ins.shapes))
-    to.input.extend(shapes)
+    graph.input.extend(shapes)
     # Without them onnx does not know the shapes after nodes of other domains.
     known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
     made = (value for value in known if value.name and value.type and value.shape is not None)
-    to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
+    graph.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
     return result
 
 

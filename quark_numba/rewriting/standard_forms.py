@@ -1,4 +1,4 @@
-"""Write every node of the package's operators in its standard form: ONNX's standard operators alone, with the same bits.
+"""Write every node of the package's operators in its standard form: only ONNX's standard operators, with the same bits.
 
 Any execution provider runs such a model. ONNX Runtime's optimizers do not know that it quantizes."""
 
@@ -27,11 +27,11 @@ from .nodes import Node, Operand
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
-# In which operators a model is written, in this order: the operators of this package; those of them that the CUDA provider
-# runs, and ONNX operators; ONNX operators alone; or only the ONNX operators that WebGPU has.
+# The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
+# and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.
 Operators = Literal["custom", "cuda", "standard", "webgpu"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
-OF_ONNX_ALONE: tuple[Operators, ...] = ("standard", "webgpu")
+ONNX_ONLY: tuple[Operators, ...] = ("standard", "webgpu")
 
 WRITTEN = "written in standard operators"
 
@@ -173,7 +173,7 @@ class _Nodes(Builder[Operand]):
         return not signs_of_zeros_are_lost(self._graph, self._node.y)
 
     def drop(self) -> None:
-        """Take back what was written."""
+        """Remove the nodes that were written."""
         for node in reversed(self.written):
             self._graph.remove(node, None)
 
@@ -183,7 +183,7 @@ class _Nodes(Builder[Operand]):
         return None if shape is None else [length if isinstance(length, int) and length >= 0 else None for length in shape]
 
     def may_be_nan(self, x: Operand) -> bool:
-        return not math.isfinite(self._bounds.of(x.value))
+        return not math.isfinite(self._bounds.find(x.value))
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""

@@ -12,10 +12,10 @@ _FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"
 _BESIDE = "ONNX Runtime may fuse ONNX's own nodes beside it into integer operators"
 
 
-def stays(graph: Graph) -> bool:
-    """Whether the model stays as it is, since ONNX Runtime is to run ONNX's own nodes, and these quantize activations.
+def leave_all(graph: Graph) -> bool:
+    """Leave the model as it is, and return True, if ONNX Runtime is to run ONNX's own nodes, and these quantize activations.
 
-    ONNX Runtime fuses such nodes with what is around them, and quantizes float tensors there. So all other nodes stay, too.
+    ONNX Runtime fuses such nodes with what is around them, and quantizes float tensors there. So all other nodes stay as well.
     Only nodes that ONNX Runtime cannot run may get another name."""
     if graph.qdq != "onnxruntime":
         return False
@@ -27,14 +27,14 @@ def stays(graph: Graph) -> bool:
     return True
 
 
-def are_all(graph: Graph) -> bool:
+def runs_all(graph: Graph) -> bool:
     """Whether ONNX Runtime runs all nodes of the package's operators by itself."""
     return all(is_run_by_onnx_runtime(node, graph.meaning(node)) for node in graph.nodes() if node.is_valid)
 
 
 def rewrite(graph: Graph) -> None:
     """With `qdq` = "onnxruntime", leave nodes with types for which the results of ONNX Runtime may differ from the
-    specification. Nodes that ONNX Runtime cannot run do not count, nor do nodes that compute scales for those alone."""
+    specification. Nodes that ONNX Runtime cannot run do not count, nor do nodes that compute scales only for those."""
     if graph.qdq == "onnxruntime":
         for node, meaning in _nodes(graph)[1].items():
             if _may_differ(meaning):

@@ -100,7 +100,7 @@ class Unread:
     rows: slice | None = None
 
     @classmethod
-    def of(cls, value: Any) -> Unread | None:
+    def inspect(cls, value: Any) -> Unread | None:
         """Return what is known of an object without reading it, or None if that is nothing or it is an array. Objects with one
         dimension are read, as they may find rows by labels (pandas.Series)."""
         if isinstance(value, np.ndarray) or not hasattr(type(value), "__getitem__"):
@@ -153,7 +153,7 @@ class Layout:
         for name in self.names:
             with errors_named(what, FailedDataError):
                 value = feed[name]
-                unread = Unread.of(value)
+                unread = Unread.inspect(value)
             arrays[name] = _array(value, name, what) if unread is None else unread
         return arrays
 

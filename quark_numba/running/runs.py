@@ -195,7 +195,7 @@ class Runner:
         """
         total = Total()
         if self._saved:
-            total.sums, total.done, total.failed = self._saved.of(kind)
+            total.sums, total.done, total.failed = self._saved.find(kind)
         batches = self.batches.parts()
         for _ in range(total.done):
             batch = next(batches, None)

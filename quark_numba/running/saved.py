@@ -43,7 +43,7 @@ class Saved:
             raise ModelError(f"{self.path}: from another run, with other {', '.join(different)}")
         self._content = content
 
-    def of(self, kind: type[Any]) -> tuple[Any, int, dict[str, str]]:
+    def find(self, kind: type[Any]) -> tuple[Any, int, dict[str, str]]:
         """Return the sums, the number of batches that are done, and the messages of batches that failed, by name. Raises
         ModelError."""
         part = self._content.get(kind.__name__)
@@ -93,5 +93,5 @@ def _decoded(kind: Any, value: Any) -> Any:
     if origin is list:
         return [_decoded(inner[0], element) for element in value]
     if origin is tuple:
-        return tuple(_decoded(of, element) for of, element in zip(inner, value, strict=True))
+        return tuple(_decoded(part, element) for part, element in zip(inner, value, strict=True))
     return kind(value)

@@ -88,10 +88,10 @@ def session_of(
         model = _for_others(model, others)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
-    how: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
+    options: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
     has_own_operators = _has_own_operators(content)
     with model_files.session_source(content) as source:
-        return create_session(source, name, has_own_operators=has_own_operators, **how)
+        return create_session(source, name, has_own_operators=has_own_operators, **options)
 
 
 def _for_others(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..declaration.reasons import NotRewrittenError
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import used_names
@@ -28,7 +28,7 @@ from ..ort import DISABLED_OPTIMIZERS, config_entry, register
 from ..rewriting.fusions import optimized_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
-from .blocks import NCHWC, block_size
+from .blocks import NCHWC, find_lanes
 from .options import ENTRIES
 from .request import SessionRequest
 
@@ -50,21 +50,18 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
     if not regions:
         return BlockedModel(None, 0, Counter())
     try:
-        if not operators["", "Conv"]:
-            raise NotRewrittenError("the model has no convolution")
-        block = _find_block_size(request)
+        stays_if(not operators["", "Conv"], "the model has no convolution")
+        lanes = _find_lanes_for(request)
         optimized = _optimize(path or model, request)
     except NotRewrittenError as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
-    tensors = BlockedTensors(optimized, block, path and os.path.dirname(path))
-    left_out = Counter[str]()
-    in_layout = 0
+    tensors = BlockedTensors(optimized, lanes, path and os.path.dirname(path))
+    in_layout, left_out = 0, Counter[str]()
     for node in optimized.graph.node:
         kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         is_region = kind == (REGION.domain, REGION.name)
         try:
-            if kind not in HANDLERS:
-                raise NotRewrittenError("the operator has no counterpart on blocks")
+            stays_if(kind not in HANDLERS, "the operator has no counterpart on blocks")
             HANDLERS[kind](tensors, node)
             in_layout += is_region
         except NotRewrittenError as error:
@@ -81,24 +78,21 @@ def has_regions(model: model_files.Model) -> bool:
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 
 
-def _find_block_size(request: SessionRequest) -> int:
-    """Return the number of channels in a block. Raise NotRewrittenError unless ONNX Runtime would lay out this session's
+def _find_lanes_for(request: SessionRequest) -> int:
+    """Return the number of lanes (`find_lanes`). Raise NotRewrittenError unless ONNX Runtime would lay out this session's
     tensors in blocks."""
     options = request.options
-    if request.other_providers:
-        raise NotRewrittenError("the session has other execution providers than CPUExecutionProvider")
+    stays_if(request.other_providers, "the session has other execution providers than CPUExecutionProvider")
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         raise NotRewrittenError("graph_optimization_level is not ORT_ENABLE_ALL")
-    if options.optimized_model_filepath:
-        raise NotRewrittenError("optimized_model_filepath is set")
+    stays_if(options.optimized_model_filepath, "optimized_model_filepath is set")
     disabled = request.ort_arguments.get("disabled_optimizers") or ()
     if "NchwcTransformer" in {*disabled, *(config_entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
         raise NotRewrittenError("NchwcTransformer is disabled")
     with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
-        size = block_size()
-    if size == 1:
-        raise NotRewrittenError("ONNX Runtime has no blocked layout on this processor")
-    return size
+        lanes = find_lanes()
+    stays_if(lanes == 1, "ONNX Runtime has no blocked layout on this processor")
+    return lanes
 
 
 def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:

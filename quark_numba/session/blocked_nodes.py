@@ -39,27 +39,25 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     weights = tensors.constants[inputs[1]]
     if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
         raise NotRewrittenError("its weights are not float32, or do not have four dimensions")
-    outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
+    outer, inner, lanes = weights.dims[0], weights.dims[1], tensors.lanes
     group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    blocks_of_inputs = True
+    reads_blocks = True
     if group > 1:
         is_depthwise = inner == 1 and outer == group
-        if outer % ALIGNMENT or not (is_depthwise or (inner % block == 0 and outer % (group * block) == 0)):
+        if outer % ALIGNMENT or not (is_depthwise or (inner % lanes == 0 and outer % (group * lanes) == 0)):
             raise NotRewrittenError("its groups are not whole blocks")
-        blocks_of_inputs = not is_depthwise
+        reads_blocks = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
-        group = -(-outer // block) * block if is_depthwise else group
-    elif inner < block:  # with so few channels it reads ONNX's layout
+        group = -(-outer // lanes) * lanes if is_depthwise else group
+    elif inner < lanes:  # with so few channels it reads ONNX's layout
         tensors.reorder_output(inputs[0])
-        x, blocks_of_inputs = inputs[0], False
+        x, reads_blocks = inputs[0], False
     elif inner % ALIGNMENT:
         raise NotRewrittenError(NOT_ALIGNED)
     else:
         x = tensors.in_blocks(inputs[0], inner, zeros=True)
-    w = tensors.constant(
-        inputs[1], f"filter {blocks_of_inputs}", lambda array: filter_in_blocks(array, block, blocks_of_inputs)
-    )
-    bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, block)) for name in inputs[2:]]
+    w = tensors.constant(inputs[1], f"filter {reads_blocks}", lambda array: filter_in_blocks(array, lanes, reads_blocks))
+    bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # also of a FusedConv
     if group > 1:
@@ -80,7 +78,7 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
-    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(operand.channels % tensors.block for operand in operands):
+    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(operand.channels % tensors.lanes for operand in operands):
         raise NotRewrittenError("it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
@@ -132,12 +130,10 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
         raise NotRewrittenError("it has blocks along another axis than channels")
-    if any(axis is not None and axis < 0 for axis in program.axes):
-        raise NotRewrittenError("it has scales along an axis")
+    stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
     stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")
     roles = list(zip(node.input, program.inputs, program.axes, strict=True))
-    if any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None):
-        raise NotRewrittenError("it casts an input")
+    stays_if(any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None), "it casts an input")
     operands = dict.fromkeys(name for name, declared, axis in roles if axis is None and not declared.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
     stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
@@ -149,7 +145,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     names = {}
     for name in operands:
         if name in tensors.constants:
-            names[name] = tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.block))
+            names[name] = tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.lanes))
         elif channels[name] > 1:
             names[name] = tensors.in_blocks(name, count)
         else:
@@ -157,8 +153,8 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
             names[name] = name
     inputs = [names[name] if axis is None and not declared.is_scalar else name for name, declared, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
-    copy.attribute.append(helper.make_attribute("lanes", tensors.block))
-    if count % tensors.block:
+    copy.attribute.append(helper.make_attribute("lanes", tensors.lanes))
+    if count % tensors.lanes:
         copy.attribute.append(helper.make_attribute("channels", count))
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))

@@ -47,9 +47,9 @@ class BlockedTensors:
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
-    def __init__(self, model: onnx.ModelProto, block: int, folder: str | None) -> None:
+    def __init__(self, model: onnx.ModelProto, lanes: int, folder: str | None) -> None:
         graph = model.graph
-        self.block, self._folder = block, folder
+        self.lanes, self._folder = lanes, folder
         self.shapes = _inferred_shapes(model)
         self.shapes |= {value.name: _dimensions(value) for value in (*graph.value_info, *graph.input) if _dimensions(value)}
         inputs = {value.name for value in graph.input}
@@ -65,14 +65,14 @@ class BlockedTensors:
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
-        """Append a reorder to ONNX's layout, if a tensor exists in blocks only."""
+        """Append a reorder to ONNX's layout if a tensor exists only in blocks."""
         tensor = self.tensors.get(name)
         if tensor and name not in self._plain:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
     def leave(self, node: onnx.NodeProto, reason: str) -> str:
-        """Append the node as it is, on ONNX's layout. Return the reason; if no input is in blocks, with the cause upstream."""
+        """Append the node unchanged, in ONNX's layout. Return the reason, with the cause upstream if no input is in blocks."""
         if reason == NOT_IN_BLOCKS:
             cause = next((self._causes[name] for name in node.input if name in self._causes), "")
             reason = f"{reason} ({cause})" if cause else reason
@@ -142,7 +142,7 @@ class BlockedTensors:
         name = self._name()
         copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
         self.nodes.append(copy)
-        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.block == 0)
+        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.lanes == 0)
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:

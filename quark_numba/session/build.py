@@ -1,4 +1,5 @@
-"""The model of a session: read, rewritten, in the blocked layout, and in files if it is large; or taken from a cache."""
+"""Build the model that a session runs, or take it from a cache. It is read, rewritten, and laid out in blocks; a large one is
+written to files."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def get_or_build(request: SessionRequest, source: model_files.Source) -> Artifac
 
     if source.path is None and request.cache not in (None, False):
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
-    if source.path is not None and (cache := ModelCache.of(request.cache)):
+    if source.path is not None and (cache := ModelCache.choose(request.cache)):
         artifact = cache.get_or_create(request, [source.path, *source.named_files], build)
     else:
         artifact = _build(request, source, request.temporary_folder)

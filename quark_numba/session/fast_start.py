@@ -42,7 +42,7 @@ def open_with_kernels(request: SessionRequest) -> Artifact | None:
 def _find(request: SessionRequest) -> tuple[ModelCache, Path] | None:
     """Return the cache of a request, and the entry where its model was kept."""
     try:
-        cache = ModelCache.of(request.cache)
+        cache = ModelCache.choose(request.cache)
         entry = cache.find(request) if cache else None
     except Exception as error:  # if it persists, the session raises it
         reraise_of_signal_handler(error)

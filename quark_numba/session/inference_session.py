@@ -44,7 +44,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
         they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. What they mean is kept, so that initializers that are added to them,
+        The operators are registered with these options. All that the options say holds: initializers that were added to them,
         also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
@@ -153,10 +153,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Raises
         ------
         RuntimeError
-            If the session was made from a large model in memory, which it does not keep.
+            If the session was made from a large model in memory, which was not kept.
         """
         if self._request is None:
-            raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
+            raise RuntimeError("the session was made from a large model in memory, which was not kept; make a new session")
         request = self._request._replace(providers=providers).register()
 
         def create(source: Any, *chosen: Any) -> None:

@@ -75,17 +75,23 @@ def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.Session
     def error_with(names: Iterable[str]) -> Exception | None:
         return find_error(_write_probe([tensors[name] for name in names]), options, providers)
 
-    names: list[str] = []
-    error = error_with(names)
+    error = error_with(())
     if error and not error_with(tensors):
         return frozenset(tensors)
+    names: set[str] = set()
     while error:
-        missing = [name for name in tensors if str(error).endswith(f" {name}.") and name not in names]
-        if not missing:
+        missing = _find_missing(error, tensors.keys() - names)
+        if missing is None:
             raise error
-        names.append(max(missing, key=len))
+        names.add(missing)
         error = error_with(names)
     return frozenset(names)
+
+
+def _find_missing(error: Exception, names: Iterable[str]) -> str | None:
+    """Return the initializer that ONNX Runtime misses in a probe, or None if the error is another one. The message ends with
+    the initializer's name and a period. Names may have spaces, so the longest one that fits is meant."""
+    return max((name for name in names if str(error).endswith(f" {name}.")), key=len, default=None)
 
 
 def _find_from_memory(

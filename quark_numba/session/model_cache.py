@@ -53,7 +53,7 @@ class ModelCache(NamedTuple):
     folder: Path
 
     @classmethod
-    def of(cls, cache: bool | str | os.PathLike[str] | None) -> ModelCache | None:
+    def choose(cls, cache: bool | str | os.PathLike[str] | None) -> ModelCache | None:
         """Return the cache that an argument `cache` means: True is the cache of the user. Return None if the argument means no
         cache, or, with a warning, if the user has no such folder or others can write to it."""
         if cache is None or cache is False:

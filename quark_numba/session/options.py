@@ -13,8 +13,8 @@ from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, config_entry
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
-# to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are for
-# the session alone.
+# to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are only
+# for the session.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",
     "mlas.disable_kleidiai",
@@ -79,7 +79,7 @@ def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
 
 def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are used with options that
-    ONNX Runtime refuses with the CPU provider alone, or that choose providers themselves."""
+    ONNX Runtime refuses with only the CPU provider, or that choose providers themselves."""
     with changing:
         before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
         try:
@@ -116,7 +116,7 @@ def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes,
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime refuses sessions of the CPU provider alone, the only provider that this package is for."""
+    """Whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
     return bool(config_entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 

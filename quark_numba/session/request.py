@@ -19,14 +19,14 @@ from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_pro
 Operators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 
-# The arguments that ONNX Runtime takes by name alone.
-_OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
+# The arguments that ONNX Runtime takes only by name.
+_ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 
 
 class SessionRequest(NamedTuple):
     """The arguments of an ``InferenceSession``, which explains them.
 
-    `ort_arguments` are those that ONNX Runtime takes by name alone. Two fields are found out later: `replaced` is what the
+    `ort_arguments` are those that ONNX Runtime takes only by name. Two fields are set later: `replaced` is what the
     options put in the place of tensors of the model, None until then; `is_native` is whether the operators are registered
     natively."""
 
@@ -49,7 +49,7 @@ class SessionRequest(NamedTuple):
         TypeError for an argument that ONNX Runtime would ignore. The model itself is checked when it is read."""
         check_choices(QDQ, qdq=self.qdq)
         check_choices(CHOICES, operators=self.operators)
-        if unknown := ", ".join(sorted({*self.ort_arguments} - _OF_ONNX_RUNTIME)):
+        if unknown := ", ".join(sorted({*self.ort_arguments} - _ORT_ARGUMENTS)):
             raise TypeError(f"InferenceSession has no argument {unknown}")
         check_flags(
             blocked_layout=self.blocked_layout,
@@ -76,7 +76,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def written_operators(self) -> Literal["custom", "cuda", "standard"]:
-        """What `operators` means for these providers. Only the native backend has operators on GPUs."""
+        """The operators in which the model is written for these providers. Only the native backend has operators on GPUs."""
         chosen = operators_for(self.other_providers) if self.operators == "auto" else self.operators
         return "standard" if chosen == "cuda" and not self.is_native else chosen
 
@@ -86,7 +86,7 @@ class SessionRequest(NamedTuple):
         return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
-        """Register the operators with the options, as these arguments need them. Return the request with what came of it."""
+        """Register the operators with the options, and return the request with `is_native` set."""
         qdq = "auto" if self.written_operators == "standard" else self.qdq
         return self._replace(is_native=register(self.options, qdq=qdq) == "native")
 

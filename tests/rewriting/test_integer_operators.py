@@ -1,5 +1,8 @@
 """The pass `integer_operators`: groups of 8-bit nodes that become ONNX Runtime's integer operators, and what they compute."""
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,10 +13,13 @@ from rewritten_models import assert_same_values, constant, exact_session, operat
 
 import quark_numba
 from quark_numba import optimize
+from quark_numba.declaration import Dequantize
+from quark_numba.declaration.reasons import NotRewrittenError
 from quark_numba.element_types import find
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
 from quark_numba.rewriting import integer_operators
+from quark_numba.rewriting.integer_codes import known_codes
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.session.build import get_or_build
@@ -262,7 +268,7 @@ def _of_matmul(bias=(0.25, 0.125, 0.5), zero_points=None, scale=None, **attribut
     ("changed", "why"),
     [
         ({"bias": [0.5]}, "its bias has another scale than its products"),
-        ({"zero_points": [*range(9)]}, "its zero points are not known, or differ"),
+        ({"zero_points": [*range(9)]}, "its zero points differ"),
         ({"scale": 2.0**-60}, "its scale is extreme"),
         ({"alpha": 2.0}, "it scales its products"),
         ({"beta": 2.0}, "it scales its products"),
@@ -274,6 +280,34 @@ def test_what_integer_operators_do_not_give(always, caplog, changed, why):
     with caplog.at_level("DEBUG", "quark_numba.rewriting"):
         check(_of_matmul(**changed), ["Gemm"])
     assert f"does not become an integer operator: {why}" in caplog.text
+
+
+class Known(NamedTuple):
+    array: np.ndarray | None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"element_type": find("int16")}, "its codes are not integers of at most 8 bits"),
+        ({"element_type": find("float8e4m3fn")}, "its codes are not integers of at most 8 bits"),
+        ({"block_size": 2}, "its scales are blocked"),
+        ({"computes_in": find("float16")}, "it computes in another type than float32"),
+        ({"scale": Known(None)}, "its scale is not constant, or empty"),
+        ({"scale": Known(np.ones(2, np.float16))}, "its scale is not a scalar or vector of float32"),
+        ({"scale": Known(np.ones((1, 2), np.float32))}, "its scale is not a scalar or vector of float32"),
+        ({"zero_point": Known(np.zeros(3, np.int8))}, "its zero points are not constant, or have another shape than its scale"),
+        ({"zero_point": Known(np.array([0, 1], np.int8))}, "its zero points differ"),
+        ({"scale": Known(np.array([1, 2.0**41], np.float32))}, "its scale is extreme"),
+    ],
+)
+def test_codes_that_integer_operators_do_not_take(changed, why):
+    scale, zero_point = Known(np.ones(2, np.float32)), Known(np.zeros(2, np.int8))
+    meaning = Dequantize(Known(None), scale, zero_point, find("int8"), 1, 0, True, None)
+    assert known_codes(meaning).zero_point == 0
+    with pytest.raises(NotRewrittenError) as caught:
+        known_codes(replace(meaning, **changed))
+    assert caught.value.reason == why
 
 
 def test_sums_of_no_products(always):

@@ -320,6 +320,22 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
 
 
 @pytest.mark.parametrize(
+    ("inputs", "outputs", "why"),
+    [
+        (["x"], ["y"], "it has 1 input and 1 output, a wrong number"),
+        (["x", "scale", "zero_point", "scale"], ["y"], "it has 4 inputs and 1 output, a wrong number"),
+        (["x", "scale"], ["y", "z"], "it has 2 inputs and 2 outputs, a wrong number"),
+        (["x", ""], ["y"], "a required input is omitted"),
+    ],
+)
+def test_nodes_with_wrong_inputs_or_outputs_stay(inputs, outputs, why):
+    nodes = [helper.make_node("QuantizeLinear", inputs, outputs), helper.make_node("DequantizeLinear", ["y", "scale"], ["w"])]
+    result = optimized(model(nodes, ["x"], ["w"], initializers=scale_and_zero_point()))
+    assert result.left["ai.onnx::QuantizeLinear", f"not valid: {why}"] == 1
+    assert operators(result.model)[0] == "QuantizeLinear"
+
+
+@pytest.mark.parametrize(
     "nodes",
     [
         [f"y = com.amd.quark.{Q} ()"],

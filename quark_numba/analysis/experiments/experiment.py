@@ -22,7 +22,7 @@ Point = dict[int, str]
 
 
 @dataclass
-class Found(Sums):
+class ExperimentSums(Sums):
     """The sums of an experiment: noise of tensors, and comparisons of outputs."""
 
     noise: dict[Key, float] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Measured(Sums):
     tensors: dict[int, TensorSums]
     outputs: Comparison
     twin: Comparison
-    experiments: list[Found]
+    experiments: list[ExperimentSums]
 
 
 @dataclass
-class Values:
+class BatchValues:
     """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
     quantized: dict[str, Any]
@@ -55,7 +55,7 @@ class Outcome:
     """The input of an experiment's report: the totals, its own sums, the comparisons at its points, and the first batch."""
 
     total: Measured
-    own: Found
+    own: ExperimentSums
     points: list[Comparison]
     tensors: list[QuantizedTensor]  # the worst first
     first: Arrays
@@ -80,11 +80,11 @@ class Experiment:
         """Return the noise of an activation by key, to be added up over batches. x is the tensor in the float model."""
         return {}
 
-    def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
+    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
         """Return runs of the model on a batch, by key. `has_runs` has to be True."""
         return {}
 
-    def points(self, total: Measured, own: Found) -> list[Point]:
+    def points(self, total: Measured, own: ExperimentSums) -> list[Point]:
         """Return the points that a second pass measures: the quantized model with other types. `has_points` has to be True."""
         return []
 

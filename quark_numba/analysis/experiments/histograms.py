@@ -22,7 +22,7 @@ _MOST_VALUES = 1 << 16
 class Histogram:
     """A histogram of a tensor in the float model. `counts` are the numbers of elements between neighbouring `edges`. Elements
     below `lowest` or above `highest` saturate. `grid` holds the type's values within the edges. `lowest`, `highest` and `grid`
-    are None for tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too.
+    are None for tensors with several scales and for block formats; `grid` is also None for types of more than 16 bits.
     `not_finite` elements are Inf or NaN, and do not count anywhere else."""
 
     name: str

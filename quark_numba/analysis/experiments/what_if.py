@@ -14,7 +14,7 @@ from ..measures.tensors import own_noise, signal
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
-from .experiment import Experiment, Found, Key, Measured, Outcome, Point, Values
+from .experiment import BatchValues, Experiment, ExperimentSums, Key, Measured, Outcome, Point
 from .formats import Format
 
 # The largest number of points of the line that are measured.
@@ -33,7 +33,8 @@ class TradeOff:
 
 
 class WhatIf(Experiment):
-    """Each tensor with other types: its own noise, and its effect on the outputs. Then a line of mixes of types."""
+    """Measure the noise of each tensor with other types, and its effect on the outputs; then choose mixes of types, and measure
+    them."""
 
     where = "what_if"
     has_runs = has_points = True
@@ -53,19 +54,19 @@ class WhatIf(Experiment):
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
         return {(str(quantizer.place), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
 
-    def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
+    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
         return {
             (str(quantizer.place), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
             for quantizer, candidates in self.candidates.items()
             for candidate in candidates
         }
 
-    def _effect(self, quantizer: Quantizer, candidate: Format, values: Values) -> Comparison:
+    def _effect(self, quantizer: Quantizer, candidate: Format, values: BatchValues) -> Comparison:
         """Return the comparison of the outputs if only this tensor is rounded, to the candidate's type."""
         config = {quantizer: candidate.apply}
         return compare(self.segments.rerun(values.floats, config, [quantizer], quantized=False), values.twin, self.chosen)
 
-    def points(self, total: Measured, own: Found) -> list[Point]:
+    def points(self, total: Measured, own: ExperimentSums) -> list[Point]:
         elements = {
             item: float(item.floats.size) if item.floats is not None else share(total.tensors[item.place].count, total.samples)
             for item in self.candidates

@@ -25,7 +25,7 @@ class Classes:
 
 @dataclass
 class Labelling:
-    """Return whether the labels fit an output, and the shapes of both."""
+    """Whether the labels fit an output, and the shapes of both as text."""
 
     fits: bool
     shapes: str

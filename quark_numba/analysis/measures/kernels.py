@@ -9,10 +9,18 @@ from numba import types
 
 from ...compiling import jit
 from ...compiling.jit import unsigned
+from .sums import TENSOR_SUMS
 
 # The number of partial sums, which are computed side by side and then added. The order is the same on any machine and with any
 # number of threads.
 LANES = 64
+
+# The index of each sum in the results. Its partial sums begin at LANES times the index.
+SIGNAL, ENERGY, PRODUCT = map(TENSOR_SUMS.index, ("signal", "energy", "product"))
+NOISE, OWN_NOISE, INHERITED_NOISE = map(TENSOR_SUMS.index, ("noise", "own_noise", "inherited_noise"))
+FLUSHED, SATURATED = map(TENSOR_SUMS.index, ("flushed", "saturated"))
+LEAST_CODE, LARGEST_CODE = map(TENSOR_SUMS.index, ("least_code", "largest_code"))
+LARGEST, LARGEST_OWN = map(TENSOR_SUMS.index, ("largest", "largest_own"))
 
 # The exponent bits of a float64. With all other bits cleared, a positive number becomes the largest power of two that is not
 # larger, and 0 stays 0.
@@ -32,44 +40,45 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
     # An infinite sum would hide every finite error.
     signal = value if abs(value) < np.inf else 0.0
     energy = stays if abs(stays) < np.inf else 0.0
-    lanes[lane] += signal * signal
-    lanes[LANES + lane] += energy * energy
-    lanes[LANES * 2 + lane] += signal * energy
-    lanes[LANES * 3 + lane] += error * error
-    lanes[LANES * 4 + lane] += own_error * own_error
-    lanes[LANES * 5 + lane] += inherited * inherited
-    lanes[LANES * 6 + lane] += 1.0 if (rounded == 0.0) & (value != 0.0) else 0.0
-    lanes[LANES * 7 + lane] += 1.0 if ((value < lowest) | (value > highest)) & (rounded != value) else 0.0
-    least, most = lanes[LANES * 8 + lane], lanes[LANES * 9 + lane]
-    lanes[LANES * 8 + lane] = value if value < least else least
-    lanes[LANES * 9 + lane] = value if value > most else most
-    largest, largest_own = lanes[LANES * 10 + lane], lanes[LANES * 11 + lane]
+    lanes[LANES * SIGNAL + lane] += signal * signal
+    lanes[LANES * ENERGY + lane] += energy * energy
+    lanes[LANES * PRODUCT + lane] += signal * energy
+    lanes[LANES * NOISE + lane] += error * error
+    lanes[LANES * OWN_NOISE + lane] += own_error * own_error
+    lanes[LANES * INHERITED_NOISE + lane] += inherited * inherited
+    lanes[LANES * FLUSHED + lane] += 1.0 if (rounded == 0.0) & (value != 0.0) else 0.0
+    lanes[LANES * SATURATED + lane] += 1.0 if ((value < lowest) | (value > highest)) & (rounded != value) else 0.0
+    least, most = lanes[LANES * LEAST_CODE + lane], lanes[LANES * LARGEST_CODE + lane]
+    lanes[LANES * LEAST_CODE + lane] = value if value < least else least
+    lanes[LANES * LARGEST_CODE + lane] = value if value > most else most
+    largest, largest_own = lanes[LANES * LARGEST + lane], lanes[LANES * LARGEST_OWN + lane]
     error, own_error = abs(error), abs(own_error)
-    lanes[LANES * 10 + lane] = error if (error > largest) | (error != error) else largest
-    lanes[LANES * 11 + lane] = own_error if (own_error > largest_own) | (own_error != own_error) else largest_own
+    lanes[LANES * LARGEST + lane] = error if (error > largest) | (error != error) else largest
+    lanes[LANES * LARGEST_OWN + lane] = own_error if (own_error > largest_own) | (own_error != own_error) else largest_own
 
 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
-    """Write the sums into `sums`, in the order of the fields of ``TensorSums`` after its count.
+    """Write the sums into `sums`, in the order of ``TENSOR_SUMS``.
 
     x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A
     NaN against a number counts as the largest difference."""
-    lanes = np.zeros(LANES * 12, np.float64)
-    lanes[LANES * 8 : LANES * 9] = np.inf
-    lanes[LANES * 9 : LANES * 10] = -np.inf
+    lanes = np.zeros(LANES * sums.size, np.float64)
+    lanes[LANES * LEAST_CODE : LANES * (LEAST_CODE + 1)] = np.inf
+    lanes[LANES * LARGEST_CODE : LANES * (LARGEST_CODE + 1)] = -np.inf
     whole = x.size // LANES * LANES
     for start in range(0, whole, LANES):
         for lane in range(LANES):
             _step(x, own, arrived, kept, lowest, highest, start + lane, lane, lanes)
     for lane in range(x.size - whole):
         _step(x, own, arrived, kept, lowest, highest, whole + lane, lane, lanes)
-    for field in range(8):
+    for field in (SIGNAL, ENERGY, PRODUCT, NOISE, OWN_NOISE, INHERITED_NOISE, FLUSHED, SATURATED):
         sums[field] = 0.0
         for lane in range(LANES):
             sums[field] += lanes[LANES * field + lane]
-    sums[8], sums[9] = lanes[LANES * 8 : LANES * 9].min(), lanes[LANES * 9 : LANES * 10].max()
-    for field in range(10, 12):
+    sums[LEAST_CODE] = lanes[LANES * LEAST_CODE : LANES * (LEAST_CODE + 1)].min()
+    sums[LARGEST_CODE] = lanes[LANES * LARGEST_CODE : LANES * (LARGEST_CODE + 1)].max()
+    for field in (LARGEST, LARGEST_OWN):
         sums[field] = 0.0
         for lane in range(LANES):
             value = lanes[LANES * field + lane]

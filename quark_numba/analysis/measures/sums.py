@@ -1,4 +1,4 @@
-"""Sums that measure the differences between arrays. The sums of batches add up, so that no array is kept."""
+"""Sums that measure the differences between arrays. The sums of batches add up, so no array is kept."""
 
 from __future__ import annotations
 
@@ -138,4 +138,8 @@ class TensorSums(Sums):
     largest_code: float = -math.inf
     largest: float = 0.0
     largest_own: float = 0.0
-    reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so that only its own error counts
+    reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so only its own error counts
+
+
+# The fields that `tensors.add_up` sums over the elements.
+TENSOR_SUMS = [each.name for each in fields(TensorSums) if each.name not in ("count", "reshaped")]

@@ -11,7 +11,7 @@ import numpy as np
 from ...compiling.lock import created_cache
 from ..twin.forms import Array, Block, Linear
 from ..twin.quantizers import Kind, Quantizer
-from .sums import TensorSums, cosine, decibels, share
+from .sums import TENSOR_SUMS, TensorSums, cosine, decibels, share
 
 
 @dataclass
@@ -128,9 +128,9 @@ def signal(x: Array) -> float:
 
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
-    sums = np.zeros(12)
+    sums = np.zeros(len(TENSOR_SUMS))
     _kernel("add_up")(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
-    return TensorSums(x.size, *sums.tolist())
+    return TensorSums(x.size, **dict(zip(TENSOR_SUMS, sums.tolist(), strict=True)))
 
 
 def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:

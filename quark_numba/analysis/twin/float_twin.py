@@ -22,7 +22,7 @@ from ...rewriting import casts, channels_last, constants, dynamic_pairs, functio
 from ...rewriting.graph import Graph
 from ...rewriting.nodes import Node
 from .forms import Array
-from .quantizers import Found, Quantizer, find_quantizers
+from .quantizers import FoundQuantizers, Quantizer, find_quantizers
 from .references import use_reference
 
 Model = onnx.ModelProto | str | os.PathLike[str]
@@ -44,7 +44,7 @@ class Twin:
     twin has the dequantized values, and the weight is in `found.unmatched`."""
 
     lazy: ir.Model
-    found: Found
+    found: FoundQuantizers
     kept: dict[int, onnx.NodeProto]
     folder: str = ""  # of tensors in files
 
@@ -62,7 +62,7 @@ class Twin:
 def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
     """Return the model, with local functions inlined. Large tensors of a large model stay in their files, unless it has to be
     `whole`. Raise ModelError if the model cannot be used, and TypeError if it is neither a model nor a path."""
-    source = Source.of(model, name)
+    source = Source.from_argument(model, name)
     if whole or not source.is_large:
         content = source.whole()
         source.check()

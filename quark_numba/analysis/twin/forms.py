@@ -134,8 +134,8 @@ class Block(Form):
         return length, inner
 
 
-class Values(Form):
-    """The values that x can become, of a format without codes."""
+class Codeless(Form):
+    """A format without codes, or one whose codes are not known."""
 
     def __init__(
         self,
@@ -154,25 +154,25 @@ class Values(Form):
         return np.unique(self._apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
 
 
-def of_blocks(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]) -> Form:
+def block_form(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]) -> Form:
     parameters = {"axis": meaning.axis, "block_size": meaning.block_size}
     if meaning.operator not in BLOCK_FORMATS:
-        return Values(meaning.format, meaning.bits, parameters, apply)
+        return Codeless(meaning.format, meaning.bits, parameters, apply)
     attributes = {name: value for name, value in meaning.attributes.items() if name != "axis"}
     key, blocks = BLOCK_FORMATS[meaning.operator](FLOAT32, **attributes)
     return Block(meaning.format, meaning.bits, parameters, blocks, key.element is None, meaning.axis)
 
 
-def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Values:
+def fake_quantization_form(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Codeless:
     """Return the form of a format without codes. Raise NotRewrittenError if a parameter is not a constant."""
     if meaning.form in CASTS:
         element_type = find(meaning.form)
         assert element_type
-        return Values(meaning.form, element_type.bits, {}, apply, (float(element_type.lowest), float(element_type.highest)))
+        return Codeless(meaning.form, element_type.bits, {}, apply, (float(element_type.lowest), float(element_type.highest)))
     arrays = {name: array_of(meaning, name) for name in FORMS[meaning.form].parameters}
     is_per_tensor = all(array.size == 1 for array in arrays.values())
     parameters = {name: _range(array) for name, array in arrays.items()}
-    return Values(*_type_of(arrays), parameters, apply, _saturation_limits(apply) if is_per_tensor else None)
+    return Codeless(*_type_of(arrays), parameters, apply, _saturation_limits(apply) if is_per_tensor else None)
 
 
 def _type_of(parameters: Mapping[str, Array]) -> tuple[str, float]:

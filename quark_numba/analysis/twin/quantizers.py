@@ -18,7 +18,7 @@ from ...linear.key import select
 from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
 from ...rewriting.nodes import Node, Operand
-from .forms import Array, Form, Linear, of_blocks, of_fake_quantization
+from .forms import Array, Form, Linear, block_form, fake_quantization_form
 from .random_nodes import random_values
 
 Kind = Literal["activation", "weight"]
@@ -71,7 +71,7 @@ class Quantizer:
 
 
 @dataclass
-class Found:
+class FoundQuantizers:
     """The quantized tensors of a model: those of the main graph in the order of execution, those of subgraphs, and those that
     depend on random numbers. `unmatched` holds the reasons why tensors are not measured, by name."""
 
@@ -81,8 +81,8 @@ class Found:
     unmatched: dict[str, str] = field(default_factory=dict)
 
 
-def find_quantizers(graph: Graph) -> Found:
-    tensors = Found()
+def find_quantizers(graph: Graph) -> FoundQuantizers:
+    tensors = FoundQuantizers()
     taken: set[Node] = set()
     place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     random = random_values(graph.model.graph)
@@ -122,7 +122,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     form: Form
     if isinstance(meaning, (BlockRoundTrip, FakeQuantize)):
         apply = graph.as_function(node)
-        form = of_blocks(meaning, apply) if isinstance(meaning, BlockRoundTrip) else of_fake_quantization(meaning, apply)
+        form = block_form(meaning, apply) if isinstance(meaning, BlockRoundTrip) else fake_quantization_form(meaning, apply)
     elif isinstance(meaning, Affine):
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
@@ -210,19 +210,19 @@ def _round_trip(
     def round_trip(x: Array) -> Array:
         return one_step(x) if x.dtype == np.float32 else two_steps(x)
 
-    return _at_once(form, zero_point, saturate, round_trip) if form.is_per_tensor else round_trip
+    return _unchecked(form, zero_point, saturate, round_trip) if form.is_per_tensor else round_trip
 
 
-def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return `in_general` without its checks, for one scale. With small tensors the checks take longer than the kernel."""
+def _unchecked(form: Linear, zero_point: Array, saturate: bool, checked: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return `checked` without its checks, for one scale. With small tensors the checks take longer than the kernel."""
     key = select("quantize_dequantize", FLOAT32, FLOAT32, form.element_type, FLOAT32, saturate=saturate)
     scale, zero = form.scale.astype(np.float32).reshape(-1), zero_point.astype(key.zero_point_dtype).reshape(-1)
     if form.element_type.bits < 8:
-        return in_general
+        return checked
 
     def apply(x: Array) -> Array:
         if x.dtype != np.float32 or not x.flags.c_contiguous:
-            return in_general(x)
+            return checked(x)
         y = np.empty(x.shape, np.float32)
         TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
         return y

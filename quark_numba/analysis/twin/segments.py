@@ -1,8 +1,8 @@
 """A quantized model in segments: sessions of the nodes between its quantized tensors. This package rounds the tensors.
 
 One set of sessions computes the quantized model, the float model and any mix of the two, and returns each tensor. After a
-change only the downstream segments run again. Each session runs on one thread and fuses nothing, so that ONNX Runtime computes
-each value by its node alone, and batches can run side by side."""
+change only the downstream segments run again. Each session runs on one thread and fuses nothing, so ONNX Runtime computes each
+value in its own node, and batches can run side by side."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StoppedError(Exception):
 
 
 class Segment:
-    """Connected nodes between quantized tensors, as a session; as two, float and quantized, if their subgraphs quantize."""
+    """A session of connected nodes between quantized tensors; two sessions, float and quantized, if subgraphs quantize."""
 
     def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
         self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
@@ -66,12 +66,10 @@ class Segments:
         self.twin = twin
         self.outputs = [output.name for output in twin.model.graph.output]
         # The rounded constants, which exist before parts run.
-        self._weights = {
-            name: quantizer for quantizer in twin.quantizers if quantizer.kind == "weight" for name in quantizer.ys
-        }
+        self._weights = {name: each for each in twin.quantizers if each.kind == "weight" for name in each.ys}
         builder = _Builder(twin, providers)
         self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
-        self._constants = builder.constants_put_out()
+        self._constants = builder.constant_outputs()
         self.parts = list(builder.parts())
         self._last_use = self._uses()
         self.stopped = threading.Event()
@@ -97,7 +95,7 @@ class Segments:
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
         """Return the values that exist before the first part runs."""
-        values = _Values(self._weights, config)
+        values = _ValuesByName(self._weights, config)
         values.update(self._constants, **{model_input.name: feed[model_input.name] for model_input in self.inputs})
         return values
 
@@ -145,7 +143,7 @@ class Segments:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
         quantizers whose rounding differs. Only the parts downstream of the changed quantizers are computed."""
         pending = set(changed)
-        new = _Values({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
+        new = _ValuesByName({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
         values = ChainMap[str, Any](new, base)  # base stays as it is: only the first map is written to
         for index, part in enumerate(self.parts):
             if isinstance(part, Quantizer):
@@ -162,7 +160,7 @@ class Segments:
         return {name: values[name] for name in self.outputs}
 
 
-class _Values(dict[str, Any]):
+class _ValuesByName(dict[str, Any]):
     """Values by name. Weights are rounded, and read from files, each time that they are used: not all fit into memory."""
 
     def __init__(self, weights: Mapping[str, Quantizer], config: Config) -> None:
@@ -192,14 +190,12 @@ class _Builder:
         self.twin, self.graph, self.providers = twin, twin.model.graph, providers
         self.initializers = {initializer.name: initializer for initializer in self.graph.initializer}
         # Each segment has copies of the constant nodes that it uses.
-        self.constant_nodes = {
-            node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
-        }
-        session = self._of_all_values()
+        self.constants = {node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain}
+        session = self._session_of_types()
         self.inputs = inputs_of(session)
         self.types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
 
-    def _of_all_values(self) -> Any:
+    def _session_of_types(self) -> Any:
         """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
@@ -217,12 +213,12 @@ class _Builder:
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
         return _session(tapped, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
 
-    def constants_put_out(self) -> dict[str, Array]:
+    def constant_outputs(self) -> dict[str, Array]:
         arrays = {}
         for output in self.graph.output:
             tensor = self.initializers.get(output.name)
-            if output.name in self.constant_nodes:
-                tensor = next((proto.t for proto in self.constant_nodes[output.name].attribute if proto.name == "value"), None)
+            if output.name in self.constants:
+                tensor = next((proto.t for proto in self.constants[output.name].attribute if proto.name == "value"), None)
             if tensor is not None:
                 with errors_named("the model", with_type=False):
                     arrays[output.name] = from_tensor_proto(in_memory(tensor, self.twin.folder))
@@ -255,7 +251,7 @@ class _Builder:
                 if quantizer.kind == "activation" and quantizer.ys[0] not in places:
                     groups.append(quantizer)
                     places.update(dict.fromkeys(quantizer.ys, len(groups) - 1))
-            elif not node.output or node.output[0] not in self.constant_nodes:
+            elif not node.output or node.output[0] not in self.constants:
                 last = max((places.get(name, -1) for name in used_names(node)), default=-1)
                 group = groups[last] if last >= 0 else None
                 if not isinstance(group, list):
@@ -277,13 +273,13 @@ class _Builder:
 
     def _segment(self, group: list[int], outputs: list[str]) -> Segment:
         used = self._used(group)
-        inputs = [name for name in used if name not in self.initializers and name not in self.constant_nodes]
+        inputs = [name for name in used if name not in self.initializers and name not in self.constants]
         has_two = any(index in self.twin.kept for index in group)
         forms = [[self._forms(index)[-1 if quantized else 0] for index in group] for quantized in range(1 + has_two)]
         sessions_of_forms = []
         for nodes in forms:
             graph = helper.make_graph(
-                [*(self.constant_nodes[name] for name in used if name in self.constant_nodes), *nodes],
+                [*(self.constants[name] for name in used if name in self.constants), *nodes],
                 "segment",
                 [onnx.ValueInfoProto(name=name, type=_type_proto(self.types[name])) for name in inputs],
                 [helper.make_empty_tensor_value_info(name) for name in outputs],
@@ -293,8 +289,8 @@ class _Builder:
             segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
             name = f"the nodes {', '.join(node.name for node in nodes)}"
             has_own_operators = has_two or any(node.domain for node in nodes)
-            how: Any = {"folder": self.twin.folder, "providers": self.providers}
-            sessions_of_forms.append(_session(segment, name, has_own_operators, **how))
+            options: Any = {"folder": self.twin.folder, "providers": self.providers}
+            sessions_of_forms.append(_session(segment, name, has_own_operators, **options))
         return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
@@ -313,7 +309,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     return result
 
 
-def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **how: Any) -> Any:
-    how |= {"threads": 1, "optimizations": False, "keeps_memory": False}
+def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **options: Any) -> Any:
+    options |= {"threads": 1, "optimizations": False, "keeps_memory": False}
     with model_files.session_source(model) as source:
-        return sessions.create_session(source, name, has_own_operators=has_own_operators, **how)
+        return sessions.create_session(source, name, has_own_operators=has_own_operators, **options)

@@ -82,12 +82,12 @@ def shared_library(symbol: str, address: int, argument: int, machine: Machine) -
     return content + _signature(content)
 
 
-def _aligned(size: int, to: int) -> int:
-    return -(-size // to) * to
+def _aligned(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
-def _padded(content: bytes, to: int) -> bytes:
-    return content.ljust(_aligned(len(content), to), b"\0")
+def _padded(content: bytes, multiple: int) -> bytes:
+    return content.ljust(_aligned(len(content), multiple), b"\0")
 
 
 def _commands(
@@ -114,7 +114,7 @@ def _commands(
         segment(b"__TEXT", 0, _PAGE, _READ | _EXECUTE, text, 1),
         segment(b"__LINKEDIT", _PAGE, max(0, size - _PAGE), _READ, b"", 0),
         dylib(_LC_ID_DYLIB, _NAME),
-        # Nothing to rebase or to bind: an export trie alone.
+        # Nothing to rebase or to bind: only an export trie.
         command(_LC_DYLD_INFO_ONLY, *[0] * 8, _PAGE, len(trie)),
         command(_LC_SYMTAB, symbols_at, 1, strings_at, len(strings)),
         # No local symbol, one external symbol, no undefined symbol.

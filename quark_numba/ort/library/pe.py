@@ -27,8 +27,8 @@ class Machine(NamedTuple):
     """A processor: its number in PE files, and the machine code of a function that sets its third argument and jumps.
 
     `code` takes the distances from the first byte of the code to the two words, the argument and the address. If the address is
-    0, the function returns 0, which ONNX Runtime takes for success, so that there are no operators. That happens in a process
-    that got the path from another one."""
+    0, the function returns 0, which ONNX Runtime takes for success although no operators are registered. That happens in a
+    process that got the path from another one."""
 
     pe_number: int
     code: Callable[[int, int], bytes]

@@ -29,7 +29,7 @@ STATE = context.state_dtype(
 )
 NUMBERS = ("axis", "block_size")
 
-# See `settle`. All formats but block floating point have the first two alone.
+# See `settle`. All formats except block floating point have only the first two.
 FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
 COST = 4  # of an element, see `context.is_small`

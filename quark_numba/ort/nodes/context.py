@@ -17,7 +17,7 @@ from ...compiling.records import new_record as new_record  # for the nodes
 from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
 
-# The first fields of every node's state. Compiled code is kept on disk, so that no address may be in it: addresses are here.
+# The first fields of every node's state. Compiled code is kept on disk, so it must not contain addresses: they are here.
 # `kept_kernels` knows the places of the first three.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
@@ -33,8 +33,8 @@ SHAPE = np.dtype([("dimensions", np.int64), ("rank", np.int64)])
 MAX_RANK = 64
 
 # Work up to this cost is left to one thread, which is done before a second one would have woken up. In a model the second one
-# is often awake already, so that less would be better there: this is a compromise. The unit is the conversion of an element by
-# the family `linear`.
+# is often awake already, so a lower limit would be better there: this is a compromise. The unit is the conversion of an
+# element by the family `linear`.
 _SMALL = 1 << 16
 
 # The numbers of an operator's messages: two that every operator has, then one for each fault, from _FIRST_FAULT on. Fault 0 is
@@ -103,7 +103,7 @@ def data_of(state: Any, value: int) -> int:
 
 @jit.inline
 def shape_of(state: Any, value: int, shape_address: int, scratch_address: int) -> bool:
-    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK; then it is set to 0.
+    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK, and was set to 0.
 
     The dimensions lie where ONNX Runtime has them, or in `scratch_address`, the address of MAX_RANK words. These calls to ONNX
     Runtime never fail on a tensor."""

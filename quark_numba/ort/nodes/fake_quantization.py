@@ -74,10 +74,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     }
     for prefix, meant in (("", meaning), ("fewer_", fewer)):
         parameters = [meant.parameters[name] for name in form.parameters]
-        numbers[f"{prefix}sources"] = tuple(
-            parameter.number if isinstance(parameter, _Input) else 0 for parameter in parameters
-        )
-        numbers[f"{prefix}values"] = tuple(0.0 if isinstance(parameter, _Input) else parameter for parameter in parameters)
+        numbers[f"{prefix}sources"] = tuple(each.number if isinstance(each, _Input) else 0 for each in parameters)
+        numbers[f"{prefix}values"] = tuple(0.0 if isinstance(each, _Input) else each for each in parameters)
     return context.Selection(key, numbers)
 
 
