@@ -16,11 +16,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ..block.tiles import closed_function, has_ordinary_functions
-from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
+from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program, Step
 
 # The ways to compute an element of a step: by its function; by a reciprocal, for some round trips; by the anchor of its block;
 # or as its operand, unchanged.
 EXACT, BY_RECIPROCAL, BY_ANCHOR, UNCHANGED = "exact", "by reciprocal", "by anchor", "unchanged"
+
+# Whether a step that rounds blocks returns its operand, if that does not depend on a condition.
+NEVER, ALWAYS = "never", "always"
 
 
 class Load(NamedTuple):
@@ -101,21 +104,19 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     """Return the parts that run a program on ordinary blocks, and the number of their buffers. A loop converts the elements of
     a step that rounds blocks, does the elementwise steps up to the next such step, and finds the largest magnitudes for it.
 
-    A step whose blocks are rounded already returns its operand, and is not converted. If that depends on the bounds of a Clip,
-    there is a choice: for the first such step only. Those of two steps in a row would share a loop, and each further choice
-    would double the number of loops."""
-    bounds = {number: _bounds_since(program, number) for number in program.block_numbers}
-    converted = [number for number in bounds if bounds[number] != []]
+    A step that ALWAYS returns its operand is not converted. For the first step where that depends on a condition, there is a
+    choice between the two loops that end before it and begin with it, and one loop instead of both. The others are converted:
+    each further choice would double the number of loops, and those of two steps in a row would share a loop."""
+    unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
+    converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.
     buffers = _numbered_buffers(_lifetimes(program, _cut(program, converted), converted), is_in_place=True)
     parts: list[Part] = [*_ordinary_loops(program, converted, buffers)]
-    for k, number in enumerate(converted):
-        if bounds[number]:
-            # Loop k ends before this step, and loop k + 1 begins with it. If it is not converted, one loop replaces both.
-            merged = _ordinary_loops(program, converted[:k] + converted[k + 1 :], buffers)[k]
-            condition = " and ".join(f"is_closed{number}(x{low}, x{high})" for low, high in bounds[number] or ())
-            parts[k : k + 2] = [Choice(condition, [merged], parts[k : k + 2])]
-            break
+    chosen = next((number for number in converted if unchanged[number] != NEVER), None)
+    if chosen is not None:
+        k = converted.index(chosen)  # loop k ends before the step, and loop k + 1 begins with it
+        merged = _ordinary_loops(program, [number for number in converted if number != chosen], buffers)[k]
+        parts = [*parts[:k], Choice(unchanged[chosen], [merged], parts[k : k + 2]), *parts[k + 2 :]]
     return parts, len(set(buffers.values()))
 
 
@@ -187,26 +188,36 @@ def _numbered_buffers(lives: dict[int, tuple[int, int]], *, is_in_place: bool) -
     return buffers
 
 
-def _bounds_since(program: Program, number: int) -> list[tuple[int, int]] | None:
-    """Return the inputs that are the bounds of each Clip between an earlier step that rounds to the same block format and step
-    `number`; or None if there is no such step, or if more than clipping is between them. If the blocks of the earlier step are
-    ordinary, and the bounds are values of the format, step `number` returns its operand."""
-    count, step = len(program.inputs), program.steps[number]
-    if closed_function(*step.block_format) is None:
-        return None
-    bounds: list[tuple[int, int]] = []
-    before = step
-    while True:
-        operand = before.operands[0]
-        if operand is None or operand < count:
-            return None
-        before = program.steps[operand - count]
+def _unchanged(program: Program, number: int) -> str:
+    """Return whether step `number`, which rounds blocks, returns its operand if its blocks are ordinary: NEVER, ALWAYS, or a
+    condition, an expression. It does if the same rounding was done before and at most clipping since, unless a bound of a Clip
+    is no value of the block format."""
+    since, is_closed = _steps_since_rounding(program, number), closed_function(*program.steps[number].block_format)
+    if since is None or is_closed is None:
+        return NEVER
+    conditions = []
+    for step in since:
+        bounds = step.present[1:]
+        if step.operator == "Clip" and len(bounds) == 2 and all(_is_scalar_input(program, bound) for bound in bounds):
+            conditions.append(f"is_closed{number}({', '.join(f'x{bound}' for bound in bounds)})")
+        elif step.operator not in ("Identity", "Relu"):
+            return NEVER
+    return " and ".join(conditions) or ALWAYS
+
+
+def _steps_since_rounding(program: Program, number: int) -> list[Step] | None:
+    """Return the steps from step `number` back to the last one that rounds to the same block format, along their first
+    operands, without both ends; or None if there is none."""
+    step, since = program.steps[number], list[Step]()
+    operand = step.present[0]
+    while operand >= len(program.inputs):
+        before = program.steps[operand - len(program.inputs)]
         if (before.operator, before.attributes) == (step.operator, step.attributes):
-            return bounds
-        if before.operator == "Clip":
-            _, *of_clip = before.present
-            if len(of_clip) < 2 or not all(bound < count and program.inputs[bound].is_scalar for bound in of_clip):
-                return None
-            bounds.append((of_clip[0], of_clip[1]))
-        elif before.operator not in ("Identity", "Relu"):
-            return None
+            return since
+        since.append(before)
+        operand = before.present[0]
+    return None
+
+
+def _is_scalar_input(program: Program, value: int) -> bool:
+    return value < len(program.inputs) and program.inputs[value].is_scalar
