@@ -4,7 +4,7 @@ it on a tile."""
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -45,42 +45,89 @@ WORK = words(
 )
 
 
+class Nest(NamedTuple):
+    """The loop over the elements of y, as from ``granularity.merge_dimensions``."""
+
+    dimensions: int
+    lengths: Any
+    masks: Any
+
+
+class Stream(NamedTuple):
+    """An input, as tiles read it."""
+
+    number: int
+    data: int  # the address of its elements
+    itemsize: int  # 0 if it has one element
+    is_full: bool  # whether its elements are laid out as those of y
+
+
+class Repetition(NamedTuple):
+    """How the elements of an input recur in y: `size` consecutive ones serve for `period` elements of y, again and again, and
+    then others do. For example, a bias along channels, of shape (1, 64, 1, 1), has size 1 and period 64 in y of shape
+    (1, 64, 8, 8). A bias of shape (64,) has size 64 and period 2,048 in y of shape (32, 64). If nothing recurs, both are the
+    length of a row."""
+
+    size: int
+    period: int
+
+
+@jit.expand
+def nest_of(work_address: int) -> Any:
+    work = record_at(work_address, WORK)
+    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
+    return Nest(work.dimensions, lengths, masks)
+
+
+@jit.expand
+def stream_of(work_address: int, k: int, full: int) -> Any:
+    """Return the Stream of input k. `full` is from `find_full_inputs`."""
+    work = record_at(work_address, WORK)
+    inputs, itemsizes = array_at(work.inputs, work.count, np.int64), array_at(work.itemsizes, work.count, np.int64)
+    return Stream(k, inputs[k], itemsizes[k], (full >> k) & 1 == 1)
+
+
 @jit.function
-def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> int:
+def find_full_inputs(nest: Any) -> int:
+    """Return a mask of the inputs that have all dimensions of the loop: their elements are laid out as those of y."""
+    full: Any = np.int64(-1)
+    for d in range(nest.dimensions):
+        full &= nest.masks[d]
+    return full
+
+
+@jit.inline
+def has_dimension(nest: Any, k: int, d: int) -> bool:
+    """Return whether input k has dimension d of the loop."""
+    return (nest.masks[d] >> k) & 1 == 1
+
+
+@jit.function
+def find_row(nest: Any, k: int, row: int) -> int:
     """Return the index of the first element of input k for a row of y. A row of y, unlike one of a tile, is the elements along
     the last dimension of the loop."""
-    stride = lengths[dimensions - 1] if (masks[dimensions - 1] >> k) & 1 else 1
+    last = nest.dimensions - 1
+    stride = nest.lengths[last] if has_dimension(nest, k, last) else 1
     offset = 0
-    for d in range(dimensions - 2, -1, -1):
-        index = row % lengths[d]
-        row //= lengths[d]
-        if (masks[d] >> k) & 1:
+    for d in range(last - 1, -1, -1):
+        index = row % nest.lengths[d]
+        row //= nest.lengths[d]
+        if has_dimension(nest, k, d):
             offset += index * stride
-            stride *= lengths[d]
+            stride *= nest.lengths[d]
     return offset
 
 
 @jit.function
-def full_inputs(work_address: int) -> int:
-    """Return a mask of the inputs that have all dimensions of the loop: their elements are laid out as those of y."""
-    work = record_at(work_address, WORK)
-    masks = array_at(work.masks, work.dimensions, np.int64)
-    full: Any = np.int64(-1)
-    for d in range(work.dimensions):
-        full &= masks[d]
-    return full
-
-
-@jit.function
-def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, int]:
-    """Return (`size`, the number of elements of input k that repeat; `period`, the number of elements of y for which they
-    repeat). What repeats is an element or a row."""
-    length = lengths[dimensions - 1]
-    if (masks[dimensions - 1] >> k) & 1 == 0:
-        return 1, length  # an element, for a row of y
-    if dimensions > 1 and (masks[dimensions - 2] >> k) & 1 == 0:
-        return length, length * lengths[dimensions - 2]  # a row, for all rows along the dimension before the last
-    return length, length  # a row, for one row: nothing repeats
+def find_repetition(nest: Any, k: int) -> Any:
+    """Return the Repetition of input k. What recurs is an element or a row."""
+    last = nest.dimensions - 1
+    length = nest.lengths[last]
+    if not has_dimension(nest, k, last):
+        return Repetition(1, length)
+    if last > 0 and not has_dimension(nest, k, last - 1):
+        return Repetition(length, length * nest.lengths[last - 1])
+    return Repetition(length, length)
 
 
 @jit.function
@@ -98,41 +145,52 @@ def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
 
 
 @jit.function
-def spread(work_address: int, k: int, itemsize: int, index: int, n: int, buffer: int, valid_until: int) -> tuple[int, int]:
-    """Return (the address of the elements of input k for the n elements of y from `index` on; `valid_until` for the next call).
-    The elements are written to `buffer`, unless they are consecutive in the input already, or in the buffer.
+def fill(source: int, target: int, n: int) -> None:
+    """Write n times the float32 at `source`."""
+    words, value = array_at(target, n, np.float32), array_at(source, 1, np.float32)[0]
+    for i in range(unsigned(n)):
+        words[i] = value
 
-    If the next call has the same buffer, begins where this one ends, and has no larger n, the buffer has its elements already
-    if it ends at the index `valid_until` in y or before. For any other call `valid_until` has to be 0."""
-    work = record_at(work_address, WORK)
-    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    data = array_at(work.inputs, k + 1, np.int64)[k]
-    length = lengths[work.dimensions - 1]
+
+@jit.function
+def spread(work_address: int, stream: Any, index: int, n: int, buffer: int) -> int:
+    """Return the address of a stream's elements for the n elements of y from `index` on. They are written to `buffer`, unless
+    they are consecutive in the input already."""
+    nest, itemsize = nest_of(work_address), stream.itemsize
+    length = nest.lengths[nest.dimensions - 1]
     row = index // length
     column = index - row * length
-    size, period = pattern_of(k, work.dimensions, lengths, masks)
+    size, period = find_repetition(nest, stream.number)
     if size == length and column + n <= length:
-        return data + (row_offset(row, k, work.dimensions, lengths, masks) + column) * itemsize, 0
-    if index + n <= valid_until:
-        return buffer, valid_until
+        return stream.data + (find_row(nest, stream.number, row) + column) * itemsize
     done = 0
     while done < n:
         row = (index + done) // length
         column = index + done - row * length
-        source = data + row_offset(row, k, work.dimensions, lengths, masks) * itemsize
+        source = stream.data + find_row(nest, stream.number, row) * itemsize
         target = buffer + done * itemsize
         m = min(n - done, period - (index + done) % period)
-        if size == period:  # nothing repeats
+        if size == period:  # nothing recurs
             copy_bytes(source + column * itemsize, target, m * itemsize)
         elif size == 1 and itemsize == 4:
-            words = array_at(target, m, np.float32)
-            words[:] = array_at(source, 1, np.float32)[0]
+            fill(source, target, m)
         else:
             repeat(source, target, size * itemsize, column % size * itemsize, m * itemsize)
         done += m
-    end = index - index % period + period  # of the repetition
-    # The next call's elements are these ones if it begins at the same place of the repetition.
-    return buffer, end if index + n <= end and n % size == 0 else 0
+    return buffer
+
+
+@jit.expand
+def find_end_of_reuse(work_address: int, stream: Any, index: int, n: int) -> int:
+    """Return the index in y up to which the elements of `spread` serve the following tiles too, of n elements or fewer; 0 if
+    they do not serve the next one.
+
+    They serve up to the end of the period, if each tile begins at the same place of the repetition. For example, a bias along
+    channels, of shape (1, 64, 1, 1), has a period of 4,096 in y of shape (1, 64, 64, 64): four tiles of 1,024 elements take the
+    same buffer. In y of shape (1, 64, 8, 8), with a period of 64, each tile has 16 channels of its own."""
+    size, period = find_repetition(nest_of(work_address), stream.number)
+    end = index - index % period + period
+    return end if index + n <= end and n % size == 0 else 0
 
 
 @jit.function
@@ -152,33 +210,49 @@ def clear_padding(work_address: int, index: int, n: int) -> None:
         n -= size
 
 
-def chunk(work_address: int, number: int) -> None:
+@jit.expand
+def locate_elements(work_address: int, full: int, index: int, n: int, buffers: int, addresses: Any, ends: Any) -> None:
+    """Set the `addresses` of the inputs' elements for a tile, the n elements of y from `index` on. `buffers` has TILE elements
+    for each stream. `ends` are from `find_end_of_reuse`, for the elements of the tile before this one; 0 for the first."""
+    work = record_at(work_address, WORK)
+    buffer = buffers
+    for k in range(work.count):
+        stream = stream_of(work_address, k, full)
+        if stream.itemsize == 0:  # one element
+            addresses[k] = stream.data
+            continue
+        if stream.is_full:
+            addresses[k] = stream.data + index * stream.itemsize
+        elif index + n > ends[k]:
+            addresses[k] = spread(work_address, stream, index, n, buffer)
+            ends[k] = find_end_of_reuse(work_address, stream, index, n)
+        buffer += TILE * 8
+
+
+@jit.expand
+def needs_spreading(work_address: int, full: int) -> bool:
+    """Return whether there is a stream that is not laid out as y."""
+    for k in range(record_at(work_address, WORK).count):
+        stream = stream_of(work_address, k, full)
+        if stream.itemsize and not stream.is_full:
+            return True
+    return False
+
+
+def run_chunk(work_address: int, number: int) -> None:
     """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered."""
     work = record_at(work_address, WORK)
-    start = number * CHUNK
-    stop = start + CHUNK if start + CHUNK < work.size else work.size
-    count = work.count
-    inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
+    count, start = work.count, number * CHUNK
+    stop = min(start + CHUNK, work.size)
     buffers = stack(TILE * work.streams)  # 8 bytes for an element of any type
-    addresses, valid_until = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
-    full = full_inputs(work_address)
-    most = CHUNK  # all elements at once, unless an input has to be spread
+    addresses, ends = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     for k in range(count):
-        addresses[k], valid_until[k] = inputs[k], 0
-        if itemsizes[k] and (full >> k) & 1 == 0:
-            most = TILE
+        ends[k] = 0
+    full = find_full_inputs(nest_of(work_address))
+    most = TILE if needs_spreading(work_address, full) else CHUNK
     for index in range(start, stop, most):
         n = min(most, stop - index)
-        buffer = buffers
-        for k in range(count):
-            itemsize = itemsizes[k]
-            if itemsize == 0:  # one element
-                continue
-            if (full >> k) & 1:
-                addresses[k] = inputs[k] + index * itemsize
-            else:
-                addresses[k], valid_until[k] = spread(work_address, k, itemsize, index, n, buffer, valid_until[k])
-            buffer += TILE * 8
+        locate_elements(work_address, full, index, n, buffers, addresses, ends)
         call(work.program, (addresses.ctypes.data, work.y + index * 4, n))
         if work.own_lanes:
             clear_padding(work_address, index, n)
@@ -211,7 +285,7 @@ def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, blo
 @functools.cache
 def chunk_function() -> Any:
     """Return the C function void (int64_t work, size_t number) that ONNX Runtime's threads call, the same for every program."""
-    return jit.c_function(chunk, "chunk_region", types.void(types.int64, types.intp))
+    return jit.c_function(run_chunk, "chunk_region", types.void(types.int64, types.intp))
 
 
 def task_function(program: Program) -> Any:

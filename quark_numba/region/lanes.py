@@ -10,9 +10,8 @@ import numpy as np
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, copy_bytes, record_at
-from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
-from .kernels import WORK, pattern_of, row_offset, spread
+from .kernels import WORK, fill, find_repetition, find_row, nest_of, spread
 
 
 @jit.function
@@ -28,53 +27,52 @@ def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]
 
 
 @jit.function
-def load_lanes(
-    work_address: int, k: int, itemsize: int, is_full: bool, span: Any, rows: int, width: int, buffer: int, scratch: int
-) -> None:
-    """Write the part of the tile of input k for a span into its buffer, as ``tiles.load`` does. `scratch` is the address of
+def load_lanes(work_address: int, stream: Any, span: Any, shape: Any, buffer: int, scratch: int) -> None:
+    """Write the part of the tile of a stream for a span into its buffer, as ``tiles.load`` does. `scratch` is the address of
     memory for as many elements as a row has, for each lane."""
-    work = record_at(work_address, WORK)
-    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    data, lanes, n = array_at(work.inputs, k + 1, np.int64)[k], work.lanes, span.count
+    work, nest = record_at(work_address, WORK), nest_of(work_address)
+    lanes, itemsize = work.lanes, stream.itemsize
     # Each row of the tile is one element of the input, repeated.
-    repeats_elements = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
+    repeats_elements = itemsize == 4 and find_repetition(nest, stream.number) == (lanes, lanes * work.inner)
     row = 0
-    while row < rows:
+    while row < shape.rows:
         first, lane = _index_in_memory(work_address, span.index, row)
-        count = min(lanes - lane, rows - row)
+        count = min(lanes - lane, shape.rows - row)
+        target = buffer + (row * shape.width + span.column) * itemsize
         if repeats_elements:
-            values = data + 4 * (row_offset(first // lanes, k, work.dimensions, lengths, masks) + lane)
+            source = stream.data + 4 * (find_row(nest, stream.number, first // lanes) + lane)
             for channel in range(count):
-                value = array_at(values + 4 * channel, 1, np.float32)[0]
-                words = array_at(buffer + ((row + channel) * width + span.column) * 4, n, np.float32)
-                for i in range(unsigned(n)):
-                    words[i] = value
-            row += count
-            continue
-        source = data + first * itemsize
-        if not is_full:
-            source, _ = spread(work_address, k, itemsize, first, n * lanes, scratch, np.int64(0))
-        source, target = source + lane * itemsize, buffer + (row * width + span.column) * itemsize
+                fill(source + 4 * channel, target + channel * shape.width * 4, span.count)
+        else:
+            source = stream.data + first * itemsize
+            if not stream.is_full:
+                source = spread(work_address, stream, first, span.count * lanes, scratch)
+            transpose_elements(itemsize, source + lane * itemsize, lanes, span.count, count, target, shape.width)
         row += count
-        if itemsize == 4:
-            transpose(source, lanes, n, count, target, width)
-            continue
-        for i in range(n):
-            for channel in range(count):
-                copy_bytes(source + (i * lanes + channel) * itemsize, target + (channel * width + i) * itemsize, itemsize)
+
+
+@jit.expand
+def transpose_elements(itemsize: int, source: int, step: int, rows: int, columns: int, target: int, width: int) -> None:
+    """Do what `transpose` does, for elements of any size."""
+    if itemsize == 4:
+        transpose(source, step, rows, columns, target, width)
+        return
+    for i in range(rows):
+        for k in range(columns):
+            copy_bytes(source + (i * step + k) * itemsize, target + (k * width + i) * itemsize, itemsize)
 
 
 @jit.function
-def store_lanes(work_address: int, span: Any, rows: int, width: int, tile: int) -> None:
+def store_lanes(work_address: int, span: Any, shape: Any, tile: int) -> None:
     """Write a span of the tile to y, and zeros to the lanes after the last channel of y."""
     work = record_at(work_address, WORK)
     lanes, n = work.lanes, span.count
     first_channel = span.index // work.inner % work.length
     row = 0
-    while row < rows:
+    while row < shape.rows:
         first, lane = _index_in_memory(work_address, span.index, row)
-        count = min(lanes - lane, rows - row)
-        transpose(tile + (row * width + span.column) * 4, width, count, n, work.y + (first + lane) * 4, lanes)
+        count = min(lanes - lane, shape.rows - row)
+        transpose(tile + (row * shape.width + span.column) * 4, shape.width, count, n, work.y + (first + lane) * 4, lanes)
         row += count
         if first_channel + row == work.length:
             y = array_at(work.y + first * 4, n * lanes, np.float32)

@@ -7,7 +7,7 @@ end of an axis. A chunk has columns of one of these kinds alone.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -15,9 +15,8 @@ from numba import types
 from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
-from ..compiling.jit import unsigned
 from ..compiling.records import new_record, words
-from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
+from .kernels import CHUNK, WORK, fill, find_full_inputs, find_row, has_dimension, nest_of, spread, stream_of
 from .lanes import load_lanes, store_lanes
 from .source import TILE_WORK
 
@@ -46,134 +45,181 @@ def count_chunks(block: int, outer: int, length: int, inner: int) -> int:
     return chunks
 
 
-@jit.function
-def load(work_address: int, k: int, itemsize: int, is_full: bool, span: Any, rows: int, width: int, buffer: int) -> None:
-    """Write the part of the tile of input k for a span into its buffer."""
-    work, n, index = record_at(work_address, WORK), span.count, span.index
-    data = array_at(work.inputs, k + 1, np.int64)[k]
-    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    length = lengths[work.dimensions - 1]
-    has_last = (masks[work.dimensions - 1] >> k) & 1 == 1
-    # Each row of the tile is one element of the input, repeated.
-    repeats_elements = itemsize == 4 and length == work.inner and not has_last
-    # All rows of the tile are the same elements of the input, which are side by side.
-    repeats_row = has_last and index % length + n <= length and work.inner % length == 0
-    for d in range(work.dimensions - 1):
-        repeats_row &= (masks[d] >> k) & 1 == 0
-    target = buffer + span.column * itemsize
-    if is_full or repeats_row:
-        source, step = data + index * itemsize, work.inner * itemsize
-        if not is_full:
-            source, step = data + index % length * itemsize, np.int64(0)
-        for _ in range(rows):
-            copy_bytes(source, target, n * itemsize)
-            source += step
-            target += width * itemsize
-    elif repeats_elements:
-        first = index // length
-        for row in range(rows):
-            offset = row_offset(first + row, k, work.dimensions, lengths, masks)
-            words = array_at(target, n, np.float32)
-            value = array_at(data + offset * 4, 1, np.float32)[0]
-            for i in range(unsigned(n)):
-                words[i] = value
-            target += width * 4
-    else:
-        for row in range(rows):
-            source, _ = spread(work_address, k, itemsize, index + row * work.inner, n, target, np.int64(0))
-            if source != target:
-                copy_bytes(source, target, n * itemsize)
-            target += width * itemsize
+class TileShape(NamedTuple):
+    """The rows of a tile that have elements of y, and the columns for which each row has space."""
+
+    rows: int
+    width: int
+
+
+# The ways to load a span of a stream:
+# - COPY_ROWS: the input is laid out as y, and each row of the tile is elements of it that are side by side;
+# - REPEAT_ROW: all rows of the tile are the same elements of the input, which are side by side;
+# - REPEAT_ELEMENTS: each row of the tile is one element of the input, repeated;
+# - SPREAD: each row is made by `kernels.spread`.
+COPY_ROWS, REPEAT_ROW, REPEAT_ELEMENTS, SPREAD = range(4)
 
 
 @jit.expand
-def _store(work: Any, span: Any, rows: int, width: int, tile: int) -> None:
-    """Write a span of the tile to y."""
-    source, target = tile + span.column * 4, work.y + span.index * 4
+def choose_way(work_address: int, stream: Any, span: Any) -> int:
+    """Return the way to load a span of a stream."""
+    work, nest, k = record_at(work_address, WORK), nest_of(work_address), stream.number
+    if stream.is_full:
+        return COPY_ROWS
+    last = nest.dimensions - 1
+    length = nest.lengths[last]
+    if not has_dimension(nest, k, last):
+        return REPEAT_ELEMENTS if stream.itemsize == 4 and length == work.inner else SPREAD
+    has_last_alone = True
+    for d in range(last):
+        has_last_alone &= not has_dimension(nest, k, d)
+    is_in_row = span.index % length + span.count <= length and work.inner % length == 0
+    return REPEAT_ROW if has_last_alone and is_in_row else SPREAD
+
+
+@jit.function
+def load(work_address: int, stream: Any, span: Any, shape: Any, buffer: int) -> None:
+    """Write the part of the tile of a stream for a span into its buffer."""
+    work, nest = record_at(work_address, WORK), nest_of(work_address)
+    length, itemsize = nest.lengths[nest.dimensions - 1], stream.itemsize
+    target, step = buffer + span.column * itemsize, shape.width * itemsize
+    way = choose_way(work_address, stream, span)
+    if way == COPY_ROWS:
+        copy_rows(stream.data + span.index * itemsize, work.inner * itemsize, target, step, span.count * itemsize, shape.rows)
+    elif way == REPEAT_ROW:
+        copy_rows(stream.data + span.index % length * itemsize, np.int64(0), target, step, span.count * itemsize, shape.rows)
+    else:
+        for row in range(shape.rows):
+            if way == REPEAT_ELEMENTS:
+                fill(stream.data + find_row(nest, stream.number, span.index // length + row) * 4, target, span.count)
+            else:
+                source = spread(work_address, stream, span.index + row * work.inner, span.count, target)
+                if source != target:
+                    copy_bytes(source, target, span.count * itemsize)
+            target += step
+
+
+@jit.function
+def copy_rows(source: int, source_step: int, target: int, target_step: int, size: int, rows: int) -> None:
+    """Copy `size` bytes for each of these rows, which are these steps apart."""
     for _ in range(rows):
-        copy_bytes(source, target, span.count * 4)
-        source += width * 4
-        target += work.inner * 4
+        copy_bytes(source, target, size)
+        source += source_step
+        target += target_step
+
+
+class Columns(NamedTuple):
+    """The columns of a chunk."""
+
+    rows: int  # of each block
+    first_row: int  # the index of the blocks' first row in `length`, if they are short ones, else 0
+    blocks: int  # along `length`
+    begin: int
+    end: int
 
 
 @jit.expand
 def _columns_of(work: Any, number: int) -> Any:
-    """Return what a chunk has: (rows of each block, index of the first row in `length`, blocks along `length`, first column,
-    column after the last)."""
-    rows, first_row = work.block, np.int64(0)
+    """Return the Columns of a chunk."""
+    rows, first_row = work.block, 0
     blocks, short_rows = divmod(work.length, rows)
-    columns = work.outer * blocks * work.inner
-    whole_chunks = -(-columns // _columns_per_chunk(work.block, rows))
+    count = work.outer * blocks * work.inner
+    whole_chunks = -(-count // _columns_per_chunk(work.block, rows))
     if number >= whole_chunks:
         number -= whole_chunks
-        rows, first_row, blocks, columns = short_rows, blocks * work.block, np.int64(1), work.outer * work.inner
+        rows, first_row, blocks, count = short_rows, blocks * work.block, np.int64(1), work.outer * work.inner
     per_chunk = _columns_per_chunk(work.block, rows)
-    return rows, first_row, blocks, number * per_chunk, min((number + 1) * per_chunk, columns)
+    return Columns(rows, first_row, blocks, number * per_chunk, min((number + 1) * per_chunk, count))
 
 
 @jit.expand
-def _set_spans(work: Any, spans: Any, start: int, n: int, first_row: int, blocks: int) -> int:
-    """Write the spans of the n columns from `start` on, and return their number. `first_row` and `blocks` are from
-    `_columns_of`."""
+def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
+    """Write the spans of the n columns from `start` on, and return their number."""
     count = column = 0
     while column < n:
         number, offset = divmod(start + column, work.inner)
-        outer, block = divmod(number, blocks)
+        outer, block = divmod(number, columns.blocks)
         span = spans[count]
         span.column, span.count = column, min(work.inner - offset, n - column)
-        span.index = (outer * work.length + first_row + block * work.block) * work.inner + offset
+        span.index = (outer * work.length + columns.first_row + block * work.block) * work.inner + offset
         column += span.count
         count += 1
     return count
 
 
-def chunk(work_address: int, number: int) -> None:
-    """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered.
+class Layout(NamedTuple):
+    """What the memory of a chunk has, from its beginning: a tile of y, and one for each stream, of `tile_size` bytes. The other
+    numbers are indices of bytes."""
 
-    A tile is stored row by row. The memory has a tile for y, one for each input of more than one element, the program's
-    buffers, the spans of a tile, and the scratch of `load_lanes`."""
+    tile_size: int
+    buffers: int  # the program's
+    spans: int  # those of a tile
+    scratch: int  # that of `load_lanes`
+    end: int
+
+
+@jit.expand
+def _lay_out(work: Any, rows: int, width: int) -> Any:
+    """Return the Layout for tiles of this shape."""
+    tile_size = rows * width * 8  # 8 bytes for an element of any type
+    buffers = (work.streams + 1) * tile_size
+    spans = buffers + work.buffers_size
+    scratch = spans + width * _SPAN_SIZE
+    return Layout(tile_size, buffers, spans, scratch, scratch + min(width, work.inner) * work.lanes * 8)
+
+
+@jit.expand
+def load_tiles(work_address: int, spans: Any, shape: Any, tile_size: int, memory: int, scratch: int, addresses: Any) -> None:
+    """Load the tiles of all streams, which are one after the other from `memory` on, and set their `addresses`."""
+    work, full = record_at(work_address, WORK), find_full_inputs(nest_of(work_address))
+    for k in range(work.count):
+        stream = stream_of(work_address, k, full)
+        if stream.itemsize == 0:  # one element
+            addresses[k] = stream.data
+            continue
+        addresses[k] = memory
+        for i in range(spans.size):
+            if work.lanes > 1:
+                load_lanes(work_address, stream, spans[i], shape, memory, scratch)
+            else:
+                load(work_address, stream, spans[i], shape, memory)
+        memory += tile_size
+
+
+@jit.expand
+def store_tile(work_address: int, spans: Any, shape: Any, tile: int) -> None:
+    """Write the tile to y."""
     work = record_at(work_address, WORK)
-    count, width = work.count, _width(work.block)
-    rows, first_row, blocks, first, last = _columns_of(work, number)
+    for i in range(spans.size):
+        span = spans[i]
+        if work.lanes > 1:
+            store_lanes(work_address, span, shape, tile)
+        else:
+            source, target = tile + span.column * 4, work.y + span.index * 4
+            copy_rows(source, shape.width * 4, target, work.inner * 4, span.count * 4, shape.rows)
+
+
+def run_chunk(work_address: int, number: int) -> None:
+    """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered. A tile is stored row by row."""
+    work = record_at(work_address, WORK)
+    width, columns = _width(work.block), _columns_of(work, number)
     tile_address, tile = new_record(TILE_WORK)
-    addresses = array_at(stack(count), count, np.int64)
-    tile.inputs, tile.functions = addresses.ctypes.data, work.functions
-    tile.rows, tile.filled_rows = -(-rows // work.group_size) * work.group_size, rows
-    tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
-    inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
-    full = full_inputs(work_address)
-    tile_size = tile.rows * width * 8  # 8 bytes for an element of any type
-    spans_at = (work.streams + 1) * tile_size + work.buffers_size
-    scratch_at = spans_at + width * _SPAN_SIZE
-    memory = allocate(scratch_at + min(width, work.inner) * work.lanes * 8)
+    tile.rows, tile.filled_rows = -(-columns.rows // work.group_size) * work.group_size, columns.rows
+    layout, shape = _lay_out(work, tile.rows, width), TileShape(columns.rows, width)
+    memory = allocate(layout.end)
     if memory == 0:
         work.has_failed = 1
         return
-    spans, scratch = array_at(memory + spans_at, width, SPAN), memory + scratch_at
-    # Whether the elements of a column are side by side in y: in the blocked layout, or if blocks lie along the last axis.
-    has_lanes = work.lanes > 1
-    tile.buffers = memory + (work.streams + 1) * tile_size
-    for start in range(first, last, width):
-        tile.filled_columns = min(width, last - start)
-        span_count = _set_spans(work, spans, start, tile.filled_columns, first_row, blocks)
-        buffer = memory + tile_size
-        for k in range(count):
-            addresses[k] = inputs[k]
-            if itemsizes[k]:  # more than one element
-                addresses[k] = buffer
-                is_full = (full >> k) & 1 == 1
-                for i in range(span_count):
-                    if has_lanes:
-                        load_lanes(work_address, k, itemsizes[k], is_full, spans[i], rows, width, buffer, scratch)
-                    else:
-                        load(work_address, k, itemsizes[k], is_full, spans[i], rows, width, buffer)
-                buffer += tile_size
+    addresses = array_at(stack(work.count), work.count, np.int64)
+    tile.inputs, tile.functions, tile.buffers = addresses.ctypes.data, work.functions, memory + layout.buffers
+    tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
+    for start in range(columns.begin, columns.end, width):
+        tile.filled_columns = min(width, columns.end - start)
+        count = _set_spans(work, array_at(memory + layout.spans, width, SPAN), columns, start, tile.filled_columns)
+        spans = array_at(memory + layout.spans, count, SPAN)
+        load_tiles(work_address, spans, shape, layout.tile_size, memory + layout.tile_size, memory + layout.scratch, addresses)
         call(work.program, (tile_address, memory, tile.rows * width))
-        for i in range(span_count):
-            if has_lanes:
-                store_lanes(work_address, spans[i], rows, width, memory)
-            else:
-                _store(work, spans[i], rows, width, memory)
+        store_tile(work_address, spans, shape, memory)
     if tile.has_failed:
         work.has_failed = 1
     release(memory)
@@ -183,4 +229,4 @@ def chunk(work_address: int, number: int) -> None:
 def chunk_function() -> Any:
     """Return the C function void (int64_t work, size_t number), as ``kernels.chunk_function``, for programs that round to block
     formats."""
-    return jit.c_function(chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))
+    return jit.c_function(run_chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))
