@@ -43,7 +43,7 @@ from quark_numba.linear.granularity import loop_shape
 from quark_numba.linear.plans import Plan
 from quark_numba.linear.versions import OWN_DOMAIN
 from quark_numba.region import device as region_device
-from quark_numba.region.gpu_loops import OF_BLOCKS
+from quark_numba.region.gpu_loops import BLOCK_LOOP
 from quark_numba.region.granularity import GPU_LOOPS
 from quark_numba.region.key import parse
 
@@ -346,7 +346,7 @@ def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
     if program.block_steps:
         axis = dimensions + program.block_steps[0].axis
         order.remove(axis)
-        order.insert(OF_BLOCKS, axis)
+        order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):

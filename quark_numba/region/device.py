@@ -15,7 +15,7 @@ from ..compiling.intrinsics import record_at
 from ..compiling.text import branch, function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
-from .gpu_loops import OF_BLOCKS, work_of
+from .gpu_loops import BLOCK_LOOP, work_of
 from .granularity import GPU_LOOPS
 from .key import BLOCK_ROUND_TRIPS, Program
 from .loops import Apply
@@ -95,8 +95,8 @@ def _elements_of_block(program: Program, block: int) -> list[str]:
     return [
         "p0, p1, p2, p3 = place_of(work, first)",
         f"place = p0, p1, p2 * unsigned({block}), p3",
-        f"start, along = {_index('_y', 'place')}, work.step_y_{OF_BLOCKS}",
-        f"rows = min(unsigned({block}), work.rows - place[{OF_BLOCKS}])",
+        f"start, along = {_index('_y', 'place')}, work.step_y_{BLOCK_LOOP}",
+        f"rows = min(unsigned({block}), work.rows - place[{BLOCK_LOOP}])",
         f"is_vector = along == unsigned(1) and work.is_aligned and start % unsigned({COUNT}) == unsigned(0)",
         f"is_vector = is_vector and rows == unsigned({block})",
         *(f"i{k} = {_index(k, 'place')}" for k in program.streams),
@@ -110,8 +110,8 @@ def _reads(k: int, indices: list[str]) -> list[str]:
 
 def _reads_of_block(k: int, block: int) -> list[str]:
     """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
-    whole = [f"i{k} + unsigned({j}) * work.step{k}_{OF_BLOCKS}" for j in range(block)]
-    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{OF_BLOCKS}" for j in range(block)]
+    whole = [f"i{k} + unsigned({j}) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
+    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
     return branch(f"rows == unsigned({block})", _reads(k, whole), _reads(k, short))
 
 
@@ -143,10 +143,15 @@ def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
 @jit.inline
 def _place_of(work: Any, i: Any) -> Any:
     """Return the indices of element i of y, or of block i, in the loops."""
-    of_three = i // work.length3  # the number of the element in the outer three loops
-    of_two = of_three // work.length2
-    of_one = of_two // work.length1
-    return of_one, of_two - of_one * work.length1, of_three - of_two * work.length2, i - of_three * work.length3
+    outer_three = i // work.length3  # the number of the element in the outer three loops
+    outer_two = outer_three // work.length2
+    outer_one = outer_two // work.length1
+    return (
+        outer_one,
+        outer_two - outer_one * work.length1,
+        outer_three - outer_two * work.length2,
+        i - outer_three * work.length3,
+    )
 
 
 @jit.inline

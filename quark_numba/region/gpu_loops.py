@@ -5,20 +5,45 @@ The functions except `work_of` are compiled into the nodes of sessions: see ``gr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compiling.device import VECTOR, work_dtype
 from .granularity import AXIS, GPU_LOOPS, MANY_LOOPS, NO_FAULT, Operands, merge_dimensions
 from .key import Program
 
 # The number of the kernel's loop along the axis of blocks.
-OF_BLOCKS = 2
+BLOCK_LOOP = 2
 
 # The numbers of the kernel's loops for the other dimensions of a node's loop, from the last dimension to the first: without
 # blocks, with blocks along the last dimension, and with blocks along one before it. Neighbouring threads differ in loop 3, or,
 # if its length is 1, in loop 2: they get neighbours in the last dimension. Beside a loop over blocks there are three others; a
 # fourth dimension is a fault.
-WITHOUT_BLOCKS, BLOCKS_LAST, BLOCKS_BEFORE = (3, 2, 1, 0), (1, 0, 3, 3), (3, 1, 0, 0)
+PLAIN_ORDER, LAST_AXIS_ORDER, OTHER_AXIS_ORDER = (3, 2, 1, 0), (1, 0, 3, 3), (3, 1, 0, 0)
+
+
+class Layout(NamedTuple):
+    """The indices of the fields in the record of a launch, which are 64-bit words: see `work_of`."""
+
+    y: int
+    inputs: int  # the first of them, as for all plurals
+    units: int
+    lengths: int
+    rows: int
+    steps: int  # GPU_LOOPS words for each input of more than one element
+    y_steps: int
+    full: int
+    is_aligned: int
+    end: int
+
+
+def lay_out(count: int, streams: int, has_blocks: bool) -> Layout:
+    """Return the Layout for a number of inputs, of which `streams` have more than one element."""
+    units = 1 + count
+    rows = units + 1 + GPU_LOOPS
+    steps = rows + has_blocks
+    y_steps = steps + streams * GPU_LOOPS
+    full = y_steps + has_blocks * GPU_LOOPS
+    return Layout(0, 1, units, units + 1, rows, steps, y_steps, full, full + 1, full + 2)
 
 
 def work_of(program: Program) -> Any:
@@ -31,82 +56,87 @@ def work_of(program: Program) -> Any:
     are at multiples of VECTOR.
 
     If the program rounds to block formats, `length2` is the number of blocks along their axis, and `rows` the number of
-    elements. The other dimensions may have any order. There are also steps of y, `step_y_{d}`.
-
-    `set_work` sets the fields after the addresses, in the order of this dtype."""
+    elements. The other dimensions may have any order. There are also steps of y, `step_y_{d}`."""
     has_blocks = program.block_steps != []
+    at = lay_out(len(program.inputs), len(program.streams), has_blocks)
     steps = [f"step{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
-    addresses = [f"x{k}" for k in range(len(program.inputs))]
-    lengths = [f"length{d}" for d in range(GPU_LOOPS)]
-    return work_dtype(["y", *addresses], [*lengths, *["rows"] * has_blocks, *steps, "full", "is_aligned"])
+    names = {at.y: "y", at.full: "full", at.is_aligned: "is_aligned"} | ({at.rows: "rows"} if has_blocks else {})
+    names |= {at.inputs + k: f"x{k}" for k in range(len(program.inputs))}
+    names |= {at.lengths + d: f"length{d}" for d in range(GPU_LOOPS)} | dict(enumerate(steps, at.steps))
+    return work_dtype([names[i] for i in range(at.units)], [names[i] for i in range(at.units + 1, at.end)])
 
 
-def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any, loops: Any) -> tuple[int, int, int]:
-    """Return (fault, number of dimensions of a node's loop, length of the axis of blocks). Set `lengths` and `masks` as
-    `merge_dimensions` does, and in `loops` the number of the kernel's loop for each dimension. `axis` is 0 without blocks."""
+class Loops(NamedTuple):
+    """The loop of a node, as from `merge_dimensions`, and how the kernel's loops are made of it."""
+
+    dimensions: int
+    lengths: Any
+    masks: Any
+    numbers: Any  # of the kernel's loop, for each dimension
+    rows: int  # the length of the axis of blocks, or 1
+
+
+def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any, numbers: Any) -> tuple[int, Loops]:
+    """Return (fault, Loops), of these arrays, which are set. `axis` is 0 without blocks."""
     rank, count = len(shape), len(operands.ranks)
     if axis and rank < 2:
         axis = -1  # as ``block.granularity`` has it
     elif -axis > rank:
-        return AXIS, 0, 0
+        return AXIS, Loops(0, lengths, masks, numbers, 0)
     dimensions = merge_dimensions(operands, axis, shape, lengths, masks)
     block_dimension, rows = -1, 1
     for d in range(dimensions):
         if axis and masks[d] >> count & 1:
             block_dimension, rows = d, lengths[d]
-    order = WITHOUT_BLOCKS if axis == 0 else BLOCKS_LAST if block_dimension == dimensions - 1 else BLOCKS_BEFORE
+    order = PLAIN_ORDER if axis == 0 else LAST_AXIS_ORDER if block_dimension == dimensions - 1 else OTHER_AXIS_ORDER
     others = 0
     for d in range(dimensions - 1, -1, -1):
         if d == block_dimension:
-            loops[d] = OF_BLOCKS
+            numbers[d] = BLOCK_LOOP
         else:
-            loops[d] = order[min(others, GPU_LOOPS - 1)]
+            numbers[d] = order[min(others, GPU_LOOPS - 1)]
             others += 1
-    return NO_FAULT if others + (axis != 0) <= GPU_LOOPS else MANY_LOOPS, dimensions, rows
+    fault = NO_FAULT if others + (axis != 0) <= GPU_LOOPS else MANY_LOOPS
+    return fault, Loops(dimensions, lengths, masks, numbers, rows)
 
 
-def set_steps(work: Any, first: int, dimensions: int, lengths: Any, masks: Any, k: int, loops: Any) -> int:
+def set_steps(work: Any, first: int, loops: Loops, k: int) -> int:
     """Set how far elements of input `k`, or of y if k is below 0, are apart along each of the kernel's loops: GPU_LOOPS words
     of the record, from index `first` on. Return the number of elements."""
-    for loop in range(GPU_LOOPS):
-        work[first + loop] = 0
+    for number in range(GPU_LOOPS):
+        work[first + number] = 0
     elements = 1
-    for d in range(dimensions - 1, -1, -1):
-        if k < 0 or masks[d] >> k & 1:
-            work[first + loops[d]] = elements
-            elements *= lengths[d]
+    for d in range(loops.dimensions - 1, -1, -1):
+        if k < 0 or loops.masks[d] >> k & 1:
+            work[first + loops.numbers[d]] = elements
+            elements *= loops.lengths[d]
     return elements
 
 
-def set_work(
-    work: Any, operands: Operands, size: int, block: int, rows: int, dimensions: int, lengths: Any, masks: Any, loops: Any
-) -> int:
-    """Set the fields of a record `work_of` after the addresses. Return the number of units. `size` is that of y; the other
-    arguments are as in `loops_of`."""
-    count = len(operands.ranks)
-    units_at = 1 + count  # after the addresses of y and the inputs
-    lengths_at = units_at + 1
-    rows_at = lengths_at + GPU_LOOPS
-    steps_at = rows_at + (block != 0)
-    for loop in range(GPU_LOOPS):
-        work[lengths_at + loop] = 1
-    for d in range(dimensions):
-        work[lengths_at + loops[d]] = lengths[d]
+def set_work(work: Any, operands: Operands, size: int, block: int, loops: Loops) -> int:
+    """Set the fields of a record `work_of` after the addresses. Return the number of units. `size` is that of y, and `block`
+    that of blocks, or 0."""
+    count, streams = len(operands.ranks), 0
+    for k in range(count):
+        streams += operands.scalars[k] == 0
+    at = lay_out(count, streams, block != 0)
+    for number in range(GPU_LOOPS):
+        work[at.lengths + number] = 1
+    for d in range(loops.dimensions):
+        work[at.lengths + loops.numbers[d]] = loops.lengths[d]
     units = size
     if block:
-        blocks = (rows + block - 1) // block
-        units = size // rows * blocks
-        work[lengths_at + OF_BLOCKS], work[rows_at] = blocks, rows
-    work[units_at] = units
-    full, addresses = 0, work[0]
+        blocks = (loops.rows + block - 1) // block
+        units = size // loops.rows * blocks
+        work[at.lengths + BLOCK_LOOP], work[at.rows] = blocks, loops.rows
+        set_steps(work, at.y_steps, loops, -1)
+    work[at.units] = units
+    full, addresses, steps = 0, work[at.y], at.steps
     for k in range(count):
         if operands.scalars[k] == 0:
-            if set_steps(work, steps_at, dimensions, lengths, masks, k, loops) == size:
+            if set_steps(work, steps, loops, k) == size:
                 full |= 1 << k
-                addresses |= work[1 + k]
-            steps_at += GPU_LOOPS
-    if block:
-        set_steps(work, steps_at, dimensions, lengths, masks, -1, loops)
-        steps_at += GPU_LOOPS
-    work[steps_at], work[steps_at + 1] = full, addresses % VECTOR == 0
+                addresses |= work[at.inputs + k]
+            steps += GPU_LOOPS
+    work[at.full], work[at.is_aligned] = full, addresses % VECTOR == 0
     return units

@@ -20,7 +20,7 @@ from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program, Step
 
 # The ways to compute an element of a step: by its function; by a reciprocal, for some round trips; by the anchor of its block;
 # or as its operand, unchanged.
-EXACT, BY_RECIPROCAL, BY_ANCHOR, UNCHANGED = "exact", "by reciprocal", "by anchor", "unchanged"
+EXACT, RECIPROCAL, ANCHOR, UNCHANGED = "exact", "reciprocal", "anchor", "unchanged"
 
 # Whether a step that rounds blocks returns its operand, if that does not depend on a condition.
 NEVER, ALWAYS = "never", "always"
@@ -155,7 +155,7 @@ def _loop(program: Program, steps: range, arrays: dict[int, str], converted: Col
         step = program.steps[number]
         loads = [value for value in dict.fromkeys(step.present) if value in arrays and value not in known]
         known |= {*loads, len(program.inputs) + number}
-        way = EXACT if step.operator not in BLOCK_ROUND_TRIPS else BY_ANCHOR if number in converted else UNCHANGED
+        way = EXACT if step.operator not in BLOCK_ROUND_TRIPS else ANCHOR if number in converted else UNCHANGED
         loop += [*(Load(value, arrays[value]) for value in loads), Apply(number, way) if number in steps else Reduce(number)]
     results = (len(program.inputs) + number for number in steps)
     return loop + [Store(value, arrays[value]) for value in results if value in arrays]

@@ -138,9 +138,9 @@ class ElementWriter:
         x, *parameters = operands
         if way == loops.UNCHANGED:
             return x
-        if way == loops.BY_ANCHOR:
+        if way == loops.ANCHOR:
             return f"convert{number}({x}, anchor, bounds{number})"
-        if way == loops.BY_RECIPROCAL:
+        if way == loops.RECIPROCAL:
             return f"by_reciprocal{number}({x}, reciprocal{number}, {', '.join(parameters)})"
         step = self._program.steps[number]
         if step.operator == FAKE_QUANTIZE:
@@ -242,7 +242,7 @@ class GroupBody:
         if isinstance(do, Reduce) and row:
             is_filled = f"group * unsigned({writer.group_size}) + unsigned({row}) < filled_rows"
             self.begin[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
-        if isinstance(do, Apply) and do.way == loops.BY_ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
+        if isinstance(do, Apply) and do.way == loops.ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
             largest = self._maximum(row) if writer.has_sub_blocks(do.step) else "least[i]"
             self.lines.append(f"anchor = anchor_of{do.step}({largest}, least[i], drop{do.step})")
         (self.stores if isinstance(do, Store) else self.lines).append(self.elements.line(do, row))
@@ -337,7 +337,7 @@ class Writer:
         that."""
         for number in (do.step for do in loop if isinstance(do, Apply)):
             if elements.add_reciprocal(number):
-                by_reciprocal: Loop = [Apply(number, loops.BY_RECIPROCAL) if do == Apply(number) else do for do in loop]
+                by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if do == Apply(number) else do for do in loop]
                 return Choice(f"has_reciprocal{number}", [by_reciprocal], [loop])
         return loop
 

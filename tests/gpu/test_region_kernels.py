@@ -19,7 +19,7 @@ from onnx_models import model, run, session
 import quark_numba
 from quark_numba.element_types import FLOAT32, packing
 from quark_numba.region import calls, device
-from quark_numba.region.gpu_loops import OF_BLOCKS
+from quark_numba.region.gpu_loops import BLOCK_LOOP
 from quark_numba.region.granularity import GPU_LOOPS
 from quark_numba.region.key import parse
 
@@ -163,7 +163,7 @@ def fields_of(program, inputs, y, buffers):
     order, lengths, fields, strided = [*range(GPU_LOOPS)], [*shape], {"full": 0}, {}
     if program.block_steps:
         order.remove(axis := GPU_LOOPS + program.block_steps[0].axis)
-        order.insert(OF_BLOCKS, axis)
+        order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):

@@ -37,7 +37,7 @@ from quark_numba.region.arithmetic import _PLAIN, _WITH_ATTRIBUTES
 from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.region.loops import (
-    BY_ANCHOR,
+    ANCHOR,
     UNCHANGED,
     Apply,
     Choice,
@@ -766,11 +766,11 @@ def test_the_list_of_loops():
     )
     first, choice = ordinary_parts(program)[0]
     assert first == [Load(0, "x0"), Reduce(0)]
-    start = [Load(0, "x0"), Apply(0, BY_ANCHOR), Apply(1)]
+    start = [Load(0, "x0"), Apply(0, ANCHOR), Apply(1)]
     assert choice == Choice(
         "is_closed2(x1, x2)",
         [[*start, Apply(2, UNCHANGED), Apply(3), Store(6, "y")]],
-        [[*start, Reduce(2), Store(4, "b0")], [Load(4, "b0"), Apply(2, BY_ANCHOR), Apply(3), Store(6, "y")]],
+        [[*start, Reduce(2), Store(4, "b0")], [Load(4, "b0"), Apply(2, ANCHOR), Apply(3), Store(6, "y")]],
     )
 
 

@@ -179,8 +179,7 @@ def test_loops_of_gpus(axis, other):
         except ValueError:
             continue
         operands = operands_of([shape, other, ()], [OPERAND] * 3, [False, False, True])
-        lengths, masks, loops = arrays()
-        fault, dimensions, rows = gpu_loops.loops_of(operands, axis, np.array(y_shape, np.int64), lengths, masks, loops)
+        fault, loops = gpu_loops.loops_of(operands, axis, np.array(y_shape, np.int64), *arrays())
         if len(y_shape) > 1 and -axis > len(y_shape):
             assert fault == AXIS
             continue
@@ -192,17 +191,17 @@ def test_loops_of_gpus(axis, other):
         dtype = gpu_loops.work_of(BLOCKS if axis else PLAIN)
         words = np.full(dtype.itemsize // 8, -1, np.int64)
         words[:4] = 32, 64, 96, 8  # the addresses of y and of the inputs
-        units = gpu_loops.set_work(words, operands, size, block, rows, dimensions, lengths, masks, loops)
+        units = gpu_loops.set_work(words, operands, size, block, loops)
         work = {name: int(value) for name, value in zip(dtype.names, words.view(dtype)[0].item(), strict=True)}
         assert (work["y"], work["x0"], work["x2"], work["units"]) == (32, 32 + 32, 8, units)
         loop = [work[f"length{d}"] for d in range(granularity.GPU_LOOPS)]
         assert units == np.prod(loop)
         if axis:
             assert work["rows"] == (y_shape[max(axis, -len(y_shape))] if y_shape else 1)
-            assert loop[gpu_loops.OF_BLOCKS] == -(-work["rows"] // block)
+            assert loop[gpu_loops.BLOCK_LOOP] == -(-work["rows"] // block)
             if axis == -1 and work["rows"] > 1:  # neighbouring threads have neighbouring blocks
                 assert loop[3] == 1 or 1 not in loop[:2]
-            loop[gpu_loops.OF_BLOCKS] = work["rows"]
+            loop[gpu_loops.BLOCK_LOOP] = work["rows"]
         places = np.indices(loop).reshape(len(loop), -1)
 
         def index_of(k, places=places, work=work):
@@ -223,11 +222,10 @@ def test_alignment():
     program = gpu_loops.work_of(PLAIN)
     for y, x0, x1, is_aligned in [(32, 64, 4, 1), (32, 4, 64, 0), (4, 32, 64, 0)]:
         operands = operands_of([(3, 5), (5,), ()], [OPERAND] * 3, [False, False, True])
-        lengths, masks, loops = arrays()
-        _, dimensions, rows = gpu_loops.loops_of(operands, 0, np.array([3, 5]), lengths, masks, loops)
+        _, loops = gpu_loops.loops_of(operands, 0, np.array([3, 5]), *arrays())
         words = np.zeros(program.itemsize // 8, np.int64)
         words[:4] = y, x0, x1, 4
-        gpu_loops.set_work(words, operands, 15, 0, rows, dimensions, lengths, masks, loops)
+        gpu_loops.set_work(words, operands, 15, 0, loops)
         assert words.view(program)[0]["is_aligned"] == is_aligned
 
 

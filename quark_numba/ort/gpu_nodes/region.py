@@ -12,7 +12,7 @@ from ...compiling.device import DeviceKernel
 from ...compiling.intrinsics import address_of, array_at, record_at, stack
 from ...declaration import Operator, Overload
 from ...region import device, gpu_loops
-from ...region.granularity import GPU_LOOPS, NO_FAULT
+from ...region.granularity import NO_FAULT
 from ...region.key import MAX_INPUTS, MAX_STREAMS
 from ..nodes import context, region
 from ..nodes.context import MAX_RANK
@@ -22,10 +22,10 @@ STATE = state_dtype(region.STATE)
 LAUNCH_AT = region.STATE.itemsize
 
 # The largest number of words of a record ``gpu_loops.work_of``.
-WORK_WORDS = 5 + MAX_INPUTS + (MAX_STREAMS + 2) * GPU_LOOPS
+WORK_WORDS = gpu_loops.lay_out(MAX_INPUTS, MAX_STREAMS, has_blocks=True).end
 
 _loops_of = jit.function(gpu_loops.loops_of, merge_dimensions=region.merge_dimensions)
-_set_work = jit.function(gpu_loops.set_work, set_steps=jit.function(gpu_loops.set_steps))
+_set_work = jit.function(gpu_loops.set_work, lay_out=jit.inline(gpu_loops.lay_out), set_steps=jit.function(gpu_loops.set_steps))
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
@@ -43,21 +43,20 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, region.STATE)
     exceeds_max_rank, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    loops = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    dimensions: Any = np.int64(0)
-    rows: Any = np.int64(0)
+    numbers = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    loops: Any = gpu_loops.Loops(0, lengths, masks, numbers, 0)
     if fault == NO_FAULT:
-        fault, dimensions, rows = _loops_of(operands, state.axis, y_shape, lengths, masks, loops)
+        fault, loops = _loops_of(operands, state.axis, y_shape, lengths, masks, numbers)
     shapes = region.shape_at_fault(fault, faulty_input, operands, y_shape)
     status, size, y = context.begin_output(
         state, context_address, y_shape, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels
     )
     if status or size == 0:
         return status
-    # The record has the fields of ``gpu_loops.work_of``, in their order: first the addresses.
+    # The record has the fields of ``gpu_loops.work_of``: first the addresses.
     work = array_at(stack(WORK_WORDS), WORK_WORDS, np.int64)
     work[0] = context.data_of(state, y)
     for k in range(state.count):
         work[1 + k] = context.data_of(state, values[k])
-    units = _set_work(work, operands, size, state.block, rows, dimensions, lengths, masks, loops)
+    units = _set_work(work, operands, size, state.block, loops)
     return launch(state, state_address + LAUNCH_AT, context_address, address_of(work, 0), units, shapes)
