@@ -62,7 +62,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
 
 
 # The axis of channels in the blocked layout.
-CHANNELS = -3
+CHANNEL_AXIS = -3
 
 
 def run_region(*inputs: NDArray[Any], program: str, lanes: int = 0, channels: int = 0) -> NDArray[np.float32]:
@@ -136,8 +136,8 @@ def check_layout(program: Program, lanes: int, channels: int) -> None:
         raise ValueError(f"channels is {channels} with lanes {lanes}; expected 0, or a number of channels with lanes")
     if lanes and any(axis is not None and axis < 0 for axis in program.axes):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
-    if lanes and any(step.axis != CHANNELS for step in program.block_steps):
-        raise ValueError(f"program has blocks along another axis than {CHANNELS}, as the blocked layout does not allow")
+    if lanes and any(step.axis != CHANNEL_AXIS for step in program.block_steps):
+        raise ValueError(f"program has blocks along another axis than {CHANNEL_AXIS}, as the blocked layout does not allow")
 
 
 def check_inputs(program: Program, count: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..compiling.device import VECTOR, work_dtype
-from .granularity import AXIS, GPU_LOOPS, MANY_LOOPS, NO_FAULT, Operands, merge_dimensions
+from .granularity import GPU_LOOPS, NO_FAULT, TOO_MANY_LOOPS, WRONG_AXIS, Operands, merge_dimensions
 from .key import Program
 
 # The number of the kernel's loop along the axis of blocks.
@@ -82,7 +82,7 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
     if axis and rank < 2:
         axis = -1  # as ``block.granularity`` has it
     elif -axis > rank:
-        return AXIS, Loops(0, lengths, masks, numbers, 0)
+        return WRONG_AXIS, Loops(0, lengths, masks, numbers, 0)
     dimensions = merge_dimensions(operands, axis, shape, lengths, masks)
     block_dimension, rows = -1, 1
     for d in range(dimensions):
@@ -96,7 +96,7 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
         else:
             numbers[d] = order[min(others, GPU_LOOPS - 1)]
             others += 1
-    fault = NO_FAULT if others + (axis != 0) <= GPU_LOOPS else MANY_LOOPS
+    fault = NO_FAULT if others + (axis != 0) <= GPU_LOOPS else TOO_MANY_LOOPS
     return fault, Loops(dimensions, lengths, masks, numbers, rows)
 
 

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 from ..block.granularity import block_shape
 
-NO_FAULT, NOT_ONE, NOT_ALIKE, NOT_BLOCKED, AXIS, CHANNELS, MANY_LOOPS = range(7)
+NO_FAULT, NOT_ONE, NOT_ALIKE, NOT_BLOCKED, WRONG_AXIS, WRONG_CHANNELS, TOO_MANY_LOOPS = range(7)
 FAULTS = {
     NOT_ONE: "input {input} has shape {x_shape}; expected one element",
     NOT_ALIKE: "input {input} has shape {x_shape}, which cannot be broadcast with the other inputs",
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
-    AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
-    CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
-    MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a kernel for GPUs has loops",
+    WRONG_AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
+    WRONG_CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
+    TOO_MANY_LOOPS: "y has shape {x_shape}, along which the inputs broadcast in more ways than a kernel for GPUs has loops",
 }
 
 # Faults numbered below this one concern the shape of an input; the others concern that of y.
-FIRST_OF_Y = AXIS
+FIRST_OF_Y = WRONG_AXIS
 
 # The nested loops of a kernel on a GPU.
 GPU_LOOPS = 4
@@ -118,18 +118,18 @@ def set_layout(work: Any, shape: Any, size: int, block: int, axis: int, is_block
         if channels:
             work.own_lanes = channels - (groups - 1) * work.lanes
             if work.own_lanes <= 0 or work.own_lanes > work.lanes:
-                return CHANNELS
+                return WRONG_CHANNELS
     elif block:
         fault, work.length, work.inner = block_shape(shape, axis, block)
         if fault:
-            return AXIS
+            return WRONG_AXIS
         if work.inner == 1:
-            as_channels(work, size)
+            describe_as_channels(work, size)
         work.outer = size // (work.length * work.inner) if size else 0
     return NO_FAULT
 
 
-def as_channels(work: Any, size: int) -> None:
+def describe_as_channels(work: Any, size: int) -> None:
     """Set `length`, `inner` and `lanes` for blocks that are consecutive in memory, as the channels of one place of an image are
     in the blocked layout: y is described as one image in that layout, with a place for each block. If the last block of an axis
     is short, there is a place for each axis."""

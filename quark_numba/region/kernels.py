@@ -34,7 +34,7 @@ CHUNK = 1 << 14
 # - `outer`, `length` and `inner`, if the program rounds to block formats: y has this shape, with blocks along the second axis;
 # - `lanes`, 0 or the channels of a block of the blocked layout. In memory such a y has the shape (outer, length / lanes, inner,
 #   lanes). A y in ONNX's layout whose blocks are consecutive in memory is described in the same way, see
-#   ``granularity.as_channels``;
+#   ``granularity.describe_as_channels``;
 # - `own_lanes`, 0 unless the layout adds channels to y, which `length` does not count: the channels of y itself in the last
 #   block of the layout. Then `batch_size` is the number of elements in memory for one index of the batch, and `last_block`
 #   how many of them are before the last block of channels.

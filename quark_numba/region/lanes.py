@@ -1,6 +1,6 @@
 """Tiles of y in ONNX Runtime's blocked layout, for programs that round to block formats. In memory the channels of a block of
 that layout, its lanes, are side by side. In a tile each channel is a row, as in ONNX's layout. Tiles of a y whose blocks lie
-along the last axis are the same: see ``granularity.as_channels``."""
+along the last axis are the same: see ``granularity.describe_as_channels``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
-from ..region.calls import CHANNELS
+from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
@@ -128,7 +128,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
-    if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
+    if any(dict(step.attributes)["axis"] != CHANNEL_AXIS for step in program.block_steps):
         raise NotRewrittenError("it has blocks along another axis than channels")
     stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
     stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from quark_numba.region import gpu_loops, granularity
-from quark_numba.region.granularity import AXIS, CHANNELS, MANY_LOOPS, NO_FAULT, NOT_ALIKE, NOT_BLOCKED, NOT_ONE, OPERAND
+from quark_numba.region.granularity import (
+    NO_FAULT,
+    NOT_ALIKE,
+    NOT_BLOCKED,
+    NOT_ONE,
+    OPERAND,
+    TOO_MANY_LOOPS,
+    WRONG_AXIS,
+    WRONG_CHANNELS,
+)
 from quark_numba.region.key import parse
 
 SHAPE_STRIDE = 8
@@ -113,7 +122,7 @@ def test_channels_of_padding(groups, lanes, block):
     for own in range(groups * lanes + 3):
         fault, work = layout_of(shape, -3, block, True, own)
         if own and not (groups - 1) * lanes < own <= groups * lanes:
-            assert fault == CHANNELS
+            assert fault == WRONG_CHANNELS
             continue
         assert fault == NO_FAULT
         assert work.lanes == lanes
@@ -132,7 +141,7 @@ def test_blocks_in_memory(shape, axis):
     size = int(np.prod(shape))
     fault, work = layout_of(shape, axis, 2, False, 0)
     if len(shape) > 1 and -axis > len(shape):
-        assert fault == AXIS
+        assert fault == WRONG_AXIS
         return
     assert fault == NO_FAULT
     assert (work.size, work.outer * work.length * work.inner, work.own_lanes) == (size, size, 0)
@@ -181,9 +190,9 @@ def test_loops_of_gpus(axis, other):
         operands = operands_of([shape, other, ()], [OPERAND] * 3, [False, False, True])
         fault, loops = gpu_loops.loops_of(operands, axis, np.array(y_shape, np.int64), *arrays())
         if len(y_shape) > 1 and -axis > len(y_shape):
-            assert fault == AXIS
+            assert fault == WRONG_AXIS
             continue
-        if fault == MANY_LOOPS:
+        if fault == TOO_MANY_LOOPS:
             assert len(y_shape) > 3
             continue
         made += 1
@@ -233,6 +242,6 @@ def test_many_loops():
     shape = np.array([2, 3, 2, 3, 2])
     operands = operands_of([tuple(shape), (1, 3, 1, 3, 1)], [OPERAND, OPERAND])
     for axis in (0, -1, -5):
-        assert gpu_loops.loops_of(operands, axis, shape, *arrays())[0] == MANY_LOOPS
+        assert gpu_loops.loops_of(operands, axis, shape, *arrays())[0] == TOO_MANY_LOOPS
     operands = operands_of([(2, 3, 2, 3), (3, 1, 3)], [OPERAND, OPERAND])
     assert gpu_loops.loops_of(operands, 0, shape[:4], *arrays())[0] == NO_FAULT

@@ -56,7 +56,9 @@ _write_y_shape = jit.inline(
     broadcast=jit.inline(granularity.broadcast),
 )
 _set_layout = jit.inline(
-    granularity.set_layout, block_shape=jit.inline(block_shape), as_channels=jit.inline(granularity.as_channels)
+    granularity.set_layout,
+    block_shape=jit.inline(block_shape),
+    describe_as_channels=jit.inline(granularity.describe_as_channels),
 )
 _join_channels = jit.expand(granularity.join_channels)
 _count_tile_chunks = jit.function(tiles.count_chunks)
