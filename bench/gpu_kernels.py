@@ -446,7 +446,7 @@ class Gpu:
 
     def start(self, handle: Any, kernel: DeviceKernel, record: np.ndarray) -> None:
         """Start a launch on PyTorch's stream."""
-        blocks = kernel.count_blocks(int(record["units"]))
+        blocks = kernel.count_thread_blocks(int(record["units"]))
         parameters = (ctypes.c_void_p * 1)(record.ctypes.data)
         stream = ctypes.c_void_p(self._torch.cuda.current_stream().cuda_stream)
         if blocks:

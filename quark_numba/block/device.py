@@ -157,10 +157,10 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
         convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)
 
-    def blocks(work_address: int, block: int, thread: int) -> int:
+    def blocks(work_address: int, thread_block: int, thread: int) -> int:
         """Convert the blocks of one thread of the GPU."""
         work = record_at(work_address, WORK)
-        unit = unsigned(block * THREADS + thread)
+        unit = unsigned(thread_block * THREADS + thread)
         if unit >= work.units:
             return 0
         x, y = array_at(work.x, work.size, x_dtype), array_at(work.y, work.size, y_dtype)

@@ -21,7 +21,7 @@ from . import elsewhere, jit
 from .cache import digest, kept_text
 from .lock import created_once
 
-THREADS = 256  # of a block
+THREADS = 256  # of a thread block
 VECTOR = 16  # the bytes that a thread reads or writes at once
 
 _SIGNATURE = types.int64(types.int64, types.int64, types.int64)
@@ -36,16 +36,16 @@ def work_dtype(signed: Sequence[str], unsigned: Sequence[str]) -> Any:
 class DeviceKernel:
     """A kernel for GPUs, and what its launch needs.
 
-    A launch of the function `entry` has one parameter, a record of the dtype `work`, which is passed by value. A block has
-    `threads` threads and does `units_per_block` units of work, of which the record's field `units` is the number. Blocks and
-    threads are in one dimension. There is no shared memory, and blocks may run in any order.
+    A launch of the function `entry` has one parameter, a record of the dtype `work`, which is passed by value. A thread block
+    has `threads` threads and does `units_per_thread_block` units of work, of which the record's field `units` is the number.
+    Thread blocks and threads are in one dimension. There is no shared memory, and thread blocks may run in any order.
 
     Parameters
     ----------
     module : str
         The name of a module whose sources, and those of the modules that it imports, decide what is compiled.
     function : function
-        The work of a thread: (address of the record, number of the block, number of the thread) -> 0.
+        The work of a thread: (address of the record, number of the thread block, number of the thread) -> 0.
     name : str
         The name in PTX, unique to the function.
     work : dtype
@@ -56,13 +56,13 @@ class DeviceKernel:
     threads = THREADS
 
     def __init__(self, module: str, function: Callable[..., Any], name: str, work: Any, units_per_thread: int) -> None:
-        self.entry, self.work, self.units_per_block = name, work, units_per_thread * THREADS
+        self.entry, self.work, self.units_per_thread_block = name, work, units_per_thread * THREADS
         self._function = jit._named(function, name)
         self._function.__qualname__ = f"gpu_{name}_{digest(module)}"
 
-    def count_blocks(self, units: int) -> int:
-        """Return the number of blocks for so many units of work. If it is 0, there is nothing to launch."""
-        return -(-units // self.units_per_block)
+    def count_thread_blocks(self, units: int) -> int:
+        """Return the number of thread blocks for so many units of work. If it is 0, there is nothing to launch."""
+        return -(-units // self.units_per_thread_block)
 
     @created_once
     def ptx(self) -> str:
@@ -70,11 +70,12 @@ class DeviceKernel:
         return kept_text(self._function.__qualname__, elsewhere.CUDA, self._make)
 
     def _make(self) -> str:
-        return elsewhere.ptx(self.of_thread, self.entry, self.work.itemsize // 8)
+        return elsewhere.ptx(self.thread_function, self.entry, self.work.itemsize // 8)
 
     @created_once
-    def of_thread(self) -> Any:
-        """The function that becomes PTX, compiled for this machine: int64_t (int64_t record, int64_t block, int64_t thread)."""
+    def thread_function(self) -> Any:
+        """The function that becomes PTX, compiled for this machine: int64_t (int64_t record, int64_t thread_block, int64_t
+        thread)."""
         compiled = CFunc(self._function, normalize_signature(_SIGNATURE), locals={}, options=jit._FLAGS)
         with global_compiler_lock:
             # A thread has no vectors of numbers. While the lock is held, only this function and those that it calls are

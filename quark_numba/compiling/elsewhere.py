@@ -146,8 +146,8 @@ def ptx(compiled: Any, entry: str, words: int) -> str:
     Parameters
     ----------
     compiled : numba CFunc
-        The work of a thread: int64_t (int64_t record, int64_t block, int64_t thread). It was compiled for this machine, with no
-        loop turned into vector instructions. Its result is ignored.
+        The work of a thread: int64_t (int64_t record, int64_t thread_block, int64_t thread). It was compiled for this machine,
+        with no loop turned into vector instructions. Its result is ignored.
     entry : str
         The kernel's name. It has one parameter, the record.
     words : int

@@ -160,11 +160,11 @@ def kernel(key: Key, scale: ElementType) -> DeviceKernel:
     convert_alike, convert_each = _vector_functions(names, x_bits, y_bits)
     get, (clear, put) = getter(x_bits), putters(y_bits)
 
-    def elements(work_address: int, block: int, thread: int) -> int:
+    def elements(work_address: int, thread_block: int, thread: int) -> int:
         """Convert `count` elements: at most a VECTOR of x and of y. The last elements of a tensor, and all elements of tensors
         that are not aligned, are converted one by one."""
         work = record_at(work_address, WORK)
-        first = unsigned(block * THREADS + thread) * unsigned(count)
+        first = unsigned(thread_block * THREADS + thread) * unsigned(count)
         if first >= work.units:
             return 0
         x, y = array_at(work.x, work.units, x_dtype), array_at(work.y, work.units, y_dtype)

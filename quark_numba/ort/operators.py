@@ -129,7 +129,7 @@ def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str
     node, overload = gpu_node_of(operator.family), operator.held(overload)
     state, selection = np.zeros((), node.STATE), node.select(operator, overload, attributes)
     kernel = node.kernel(overload, selection)
-    launch = {"task": cuda.loaded(kernel), "launch": cuda.launcher(), "units_per_block": kernel.units_per_block}
+    launch = {"task": cuda.loaded(kernel), "launch": cuda.launcher(), "units_per_thread_block": kernel.units_per_thread_block}
     context.fill(state, {**selection.numbers, **launch}, {})
     return state
 

@@ -35,50 +35,41 @@ def kernel(program: Program) -> DeviceKernel:
         If blocks of the program have too many elements for registers.
     """
     elements, work = ElementWriter(program), work_of(program)
-    block = next((blocks.block for blocks in program.blocks), None)
+    block = next((blocks.block for blocks in program.blocks), 0)
     count, units = block or COUNT, 1 if block else COUNT
-    names: dict[str, Any] = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
-    names |= {"place_of": _place_of, "after": _after}
-    lines = (_elements_of_block if block else _elements)(program, count)
-    once = []
-    for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(program))):
-        element_type = program.inputs[k].element_type
-        names[f"read{k}"] = reader(element_type, dtype)
-        if program.inputs[k].is_scalar:
-            once.append(f"x{k} = read{k}(work.x{k}, unsigned(0))")
-            continue
-        reads = _reads_of_block(k, block) if block else _reads(k, [_index(k, f"place{j}") for j in range(count)])
-        if element_type.storage == dtype and count % COUNT == 0:
-            vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
-            loads = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
-            loads.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
-            reads = branch(f"is_vector and work.full & unsigned({1 << k})", loads, reads)
-        lines += reads
-    y = [f"v{len(program.steps) - 1}_{j}" for j in range(count)]
-    lines += [*_steps(program, elements, count), "y = array_at(work.y, work.units, np.float32)"]
-    if count % COUNT == 0:
-        stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
-        lines += ["if is_vector:", *indented([*stores, "return 0"])]
-    writes = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
-    lines += [f"if rows == unsigned({count}):", *indented([*writes, "return 0"])]
-    for j in range(count - 1):
-        lines += [f"if rows > unsigned({j}):", f"    {writes[j]}"]
-    begin = ["work = record_at(work_address, WORK)", f"first = unsigned(block * THREADS + thread) * unsigned({units})"]
-    begin += ["if first >= work.units:", "    return 0"]
-    text = ["def run_region(work_address, block, thread):", *indented([*begin, *once, *elements.once, *lines, "return 0"]), ""]
-    run_region = function_of("\n".join(text), __name__, __file__, names | elements.names)
+    names = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
+    names |= {"place_of": _place_of, "after": _after, **elements.names}
+    names |= {f"read{k}": reader(program.inputs[k].element_type, dtype) for k, dtype in enumerate(_input_dtypes(program))}
+    names |= {f"round{number}": round_trip(*program.steps[number].block_format) for number in program.block_numbers}
+    lines = [
+        "work = record_at(work_address, WORK)",
+        f"first = unsigned(thread_block * THREADS + thread) * unsigned({units})",
+        *("if first >= work.units:", "    return 0"),
+        *(f"x{k} = read{k}(work.x{k}, unsigned(0))" for k, x in enumerate(program.inputs) if x.is_scalar),
+        *elements.once,
+        *(_find_elements_of_block(program, block) if block else _find_elements(program, count)),
+        *_read_streams(program, count, block),
+        *_compute_steps(program, elements, count),
+        *_write_y([elements.name(len(program.inputs) + len(program.steps) - 1, j) for j in range(count)]),
+    ]
+    text = ["def run_region(work_address, thread_block, thread):", *indented([*lines, "return 0"]), ""]
+    run_region = function_of("\n".join(text), __name__, __file__, names)
     return DeviceKernel(__name__, run_region, program.name, work, units)
 
 
-def _elements(program: Program, count: int) -> list[str]:
+def _input_dtypes(program: Program) -> list[Any]:
+    return [np.dtype(dtype) for dtype in arithmetic.input_dtypes(program)]
+
+
+def _find_elements(program: Program, count: int) -> list[str]:
     """Return the lines that compute which elements a thread has: `rows`, their number; `start`, the index in y of the first
     one; `along`, how far they are apart; `is_vector`, whether y, and inputs that are laid out as y, may be accessed in vectors;
     and the places of the elements in the loops. If there are fewer elements than places, the last one is repeated."""
     places = ["place0 = place_of(work, first)"]
     for j in range(1, count):
         places.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
-    streams = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
-    if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in streams):
+    inputs = zip(program.inputs, _input_dtypes(program), strict=True)
+    if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in inputs):
         # Divisions take longer than all that a thread does with four elements that are read as a vector.
         all_streams = sum(1 << k for k in program.streams)
         no_places = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * GPU_LOOPS)}"
@@ -90,8 +81,8 @@ def _elements(program: Program, count: int) -> list[str]:
     ]
 
 
-def _elements_of_block(program: Program, block: int) -> list[str]:
-    """Return `_elements` for a thread that has a block. i{k} is the index of its first element in input k."""
+def _find_elements_of_block(program: Program, block: int) -> list[str]:
+    """Return `_find_elements` for a thread that has a block. i{k} is the index of its first element in input k."""
     return [
         "p0, p1, p2, p3 = place_of(work, first)",
         f"place = p0, p1, p2 * unsigned({block}), p3",
@@ -103,16 +94,33 @@ def _elements_of_block(program: Program, block: int) -> list[str]:
     ]
 
 
-def _reads(k: int, indices: list[str]) -> list[str]:
+def _read_streams(program: Program, count: int, block: int) -> list[str]:
+    """Return the lines that read the elements of a thread, `count` of each input that has more than one: e{k}_{j}. Those of an
+    input that is laid out as y are read as vectors, if they are aligned."""
+    lines = []
+    for k, dtype in enumerate(_input_dtypes(program)):
+        if program.inputs[k].is_scalar:
+            continue
+        reads = _read_block(k, block) if block else _read_each(k, [_index(k, f"place{j}") for j in range(count)])
+        if program.inputs[k].element_type.storage == dtype and count % COUNT == 0:
+            vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
+            loads = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
+            loads.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
+            reads = branch(f"is_vector and work.full & unsigned({1 << k})", loads, reads)
+        lines += reads
+    return lines
+
+
+def _read_each(k: int, indices: list[str]) -> list[str]:
     """Return the lines that read these elements of input k, one by one."""
     return [f"e{k}_{j} = read{k}(work.x{k}, {index})" for j, index in enumerate(indices)]
 
 
-def _reads_of_block(k: int, block: int) -> list[str]:
+def _read_block(k: int, block: int) -> list[str]:
     """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
     whole = [f"i{k} + unsigned({j}) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
     short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
-    return branch(f"rows == unsigned({block})", _reads(k, whole), _reads(k, short))
+    return branch(f"rows == unsigned({block})", _read_each(k, whole), _read_each(k, short))
 
 
 def _index(k: int | str, place: str) -> str:
@@ -120,23 +128,36 @@ def _index(k: int | str, place: str) -> str:
     return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(GPU_LOOPS))
 
 
-def _steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
-    """Return the lines that compute all steps for the elements of a thread. Functions that round blocks are added to the names
-    of `elements`. The steps between those are computed element by element."""
+def _compute_steps(program: Program, elements: ElementWriter, count: int) -> list[str]:
+    """Return the lines that compute all steps for the elements of a thread. The steps between those that round blocks are
+    computed element by element."""
     lines = []
     rounds_blocks = [step.operator in BLOCK_ROUND_TRIPS for step in program.steps]
-    for of_blocks, group in itertools.groupby(range(len(program.steps)), rounds_blocks.__getitem__):
+    for are_rounded, group in itertools.groupby(range(len(program.steps)), rounds_blocks.__getitem__):
         numbers = [*group]
-        if not of_blocks:
+        if not are_rounded:
             lines += [elements.line(Apply(number), j) for j in range(count) for number in numbers]
             continue
         for number in numbers:
-            elements.names[f"round{number}"] = round_trip(*program.steps[number].block_format)
             x = [name for j in range(count) for name in elements.operands(number, j)]
             y = [elements.name(len(program.inputs) + number, j) for j in range(count)]
             lines.append(f"{', '.join(y)}, = round{number}({tuple_of(x)})")
             # A single element stays as it is.
             lines.append(f"{y[0]} = {x[0]} if work.units == unsigned(1) and work.rows == unsigned(1) else {y[0]}")
+    return lines
+
+
+def _write_y(y: list[str]) -> list[str]:
+    """Return the lines that write these elements to y: all of them, as vectors or one by one, or as many as there are."""
+    count = len(y)
+    lines = ["y = array_at(work.y, work.units, np.float32)"]
+    if count % COUNT == 0:
+        stores = [f"store(y, start + unsigned({j}), ({', '.join(y[j : j + COUNT])}))" for j in range(0, count, COUNT)]
+        lines += ["if is_vector:", *indented([*stores, "return 0"])]
+    writes = [f"y[start + unsigned({j}) * along] = {y[j]}" for j in range(count)]
+    lines += [f"if rows == unsigned({count}):", *indented([*writes, "return 0"])]
+    for j in range(count - 1):
+        lines += [f"if rows > unsigned({j}):", f"    {writes[j]}"]
     return lines
 
 

@@ -21,10 +21,10 @@ class FalseGpu:
 
     def load(self, kernel):
         assert kernel.entry in kernel.ptx
-        return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.of_thread.address)
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.thread_function.address)
 
     def start(self, handle, kernel, record):
-        for block in range(kernel.count_blocks(int(record["units"]))):
+        for block in range(kernel.count_thread_blocks(int(record["units"]))):
             for thread in range(kernel.threads):
                 handle(record.ctypes.data, block, thread)
         if self._flips:

@@ -31,7 +31,7 @@ def test_sessions_load_nothing_of_gpus():
 def test_the_grid_has_a_thread_for_each_vector(units, blocks):
     key, scale = LINEAR_KEYS[0].values
     kernel = device.kernel(key, scale)
-    assert kernel.count_blocks(units) == blocks
+    assert kernel.count_thread_blocks(units) == blocks
     assert kernel.work.itemsize == 8 * len(kernel.work.names)
 
 

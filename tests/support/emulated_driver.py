@@ -40,7 +40,7 @@ class Driver:
         assert blocks < 2**31
         self.launches.append((kernel.entry, blocks, stream))
         record = ctypes.create_string_buffer(ctypes.string_at(records[0], kernel.work.itemsize))
-        of_thread = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.of_thread.address)
+        of_thread = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.thread_function.address)
         for block in reversed(range(blocks)):
             for thread in reversed(range(threads)):
                 of_thread(ctypes.addressof(record), block, thread)

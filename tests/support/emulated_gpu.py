@@ -73,8 +73,8 @@ def launch(kernel, *, units, **fields):
     record = np.zeros((), kernel.work)
     for name, value in {"units": units, **fields}.items():
         record[name] = value.address if isinstance(value, Buffer) else value
-    thread_function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.of_thread.address)
-    for block in reversed(range(kernel.count_blocks(units))):
+    thread_function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(kernel.thread_function.address)
+    for block in reversed(range(kernel.count_thread_blocks(units))):
         for thread in reversed(range(kernel.threads)):
             thread_function(record.ctypes.data, block, thread)
     for value in fields.values():

@@ -15,7 +15,7 @@ from ..nodes import context
 LAUNCH = np.dtype(
     [
         ("launch", np.int64),  # the address of cuLaunchKernel
-        ("units_per_block", np.int64),
+        ("units_per_thread_block", np.int64),
     ]
 )
 
@@ -40,7 +40,9 @@ def launch(state: Any, launch_address: int, context_address: int, work_address: 
     further = record_at(launch_address, LAUNCH)
     records = array_at(stack(1), 1, np.int64)
     records[0] = work_address
-    blocks = (units + further.units_per_block - 1) // further.units_per_block
+    thread_blocks = (units + further.units_per_thread_block - 1) // further.units_per_thread_block
     stream = context.stream_of(state, context_address)
-    code = call(further.launch, (state.task, blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
+    code = (
+        call(further.launch, (state.task, thread_blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
+    )
     return context.fault_status(state, False, context.NOT_STARTED, shapes, code) if code else 0
