@@ -156,10 +156,10 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
 def input_dtypes(program: Program) -> list[Any]:
     """Return the dtypes in which the program reads its inputs: float32, except for zero points, which have the dtype that the
     kernels of the linear family read, and inputs of Cast, which have their storage dtype."""
-    dtypes: list[Any] = [np.float32] * len(program.inputs)
+    dtypes: list[Any] = [np.dtype(np.float32)] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:
             dtypes[step.present[0]] = program.inputs[step.present[0]].element_type.storage
         if step.operator == ROUND_TRIP:
-            dtypes[step.present[2]] = round_trip_key(step, program.inputs).zero_point_dtype
+            dtypes[step.present[2]] = np.dtype(round_trip_key(step, program.inputs).zero_point_dtype)
     return dtypes

@@ -19,7 +19,7 @@ from .gpu_loops import BLOCK_LOOP, work_of
 from .granularity import GPU_LOOPS
 from .key import BLOCK_ROUND_TRIPS, Program
 from .loops import Apply
-from .source import ElementWriter
+from .source import ElementWriter, bind_steps
 
 # The elements of a vector of float32. A thread computes so many elements of y, or a block.
 COUNT = VECTOR // 4
@@ -38,15 +38,16 @@ def kernel(program: Program) -> DeviceKernel:
     block = next((blocks.block for blocks in program.blocks), 0)
     count, units = block or COUNT, 1 if block else COUNT
     names = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
-    names |= {"place_of": _place_of, "after": _after, **elements.names}
-    names |= {f"read{k}": reader(program.inputs[k].element_type, dtype) for k, dtype in enumerate(_input_dtypes(program))}
+    names |= {"place_of": _place_of, "after": _after, **bind_steps(program)}
+    inputs = enumerate(zip(program.inputs, arithmetic.input_dtypes(program), strict=True))
+    names |= {f"read{k}": reader(x.element_type, dtype) for k, (x, dtype) in inputs}
     names |= {f"round{number}": round_trip(*program.steps[number].block_format) for number in program.block_numbers}
     lines = [
         "work = record_at(work_address, WORK)",
         f"first = unsigned(thread_block * THREADS + thread) * unsigned({units})",
         *("if first >= work.units:", "    return 0"),
         *(f"x{k} = read{k}(work.x{k}, unsigned(0))" for k, x in enumerate(program.inputs) if x.is_scalar),
-        *elements.once,
+        *elements.prepare(),
         *(_find_elements_of_block(program, block) if block else _find_elements(program, count)),
         *_read_streams(program, count, block),
         *_compute_steps(program, elements, count),
@@ -57,10 +58,6 @@ def kernel(program: Program) -> DeviceKernel:
     return DeviceKernel(__name__, run_region, program.name, work, units)
 
 
-def _input_dtypes(program: Program) -> list[Any]:
-    return [np.dtype(dtype) for dtype in arithmetic.input_dtypes(program)]
-
-
 def _find_elements(program: Program, count: int) -> list[str]:
     """Return the lines that compute which elements a thread has: `rows`, their number; `start`, the index in y of the first
     one; `along`, how far they are apart; `is_vector`, whether y, and inputs that are laid out as y, may be accessed in vectors;
@@ -68,7 +65,7 @@ def _find_elements(program: Program, count: int) -> list[str]:
     places = ["place0 = place_of(work, first)"]
     for j in range(1, count):
         places.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
-    inputs = zip(program.inputs, _input_dtypes(program), strict=True)
+    inputs = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
     if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in inputs):
         # Divisions take longer than all that a thread does with four elements that are read as a vector.
         all_streams = sum(1 << k for k in program.streams)
@@ -98,11 +95,11 @@ def _read_streams(program: Program, count: int, block: int) -> list[str]:
     """Return the lines that read the elements of a thread, `count` of each input that has more than one: e{k}_{j}. Those of an
     input that is laid out as y are read as vectors, if they are aligned."""
     lines = []
-    for k, dtype in enumerate(_input_dtypes(program)):
-        if program.inputs[k].is_scalar:
+    for k, (x, dtype) in enumerate(zip(program.inputs, arithmetic.input_dtypes(program), strict=True)):
+        if x.is_scalar:
             continue
         reads = _read_block(k, block) if block else _read_each(k, [_index(k, f"place{j}") for j in range(count)])
-        if program.inputs[k].element_type.storage == dtype and count % COUNT == 0:
+        if x.element_type.storage == dtype and count % COUNT == 0:
             vectors = " + ".join(f"load(a{k}, start + unsigned({j}))" for j in range(0, count, COUNT))
             loads = [f"a{k} = array_at(work.x{k}, work.units, np.{dtype.name})"]
             loads.append(f"{', '.join(f'e{k}_{j}' for j in range(count))} = {vectors}")
@@ -136,7 +133,7 @@ def _compute_steps(program: Program, elements: ElementWriter, count: int) -> lis
     for are_rounded, group in itertools.groupby(range(len(program.steps)), rounds_blocks.__getitem__):
         numbers = [*group]
         if not are_rounded:
-            lines += [elements.line(Apply(number), j) for j in range(count) for number in numbers]
+            lines += [elements.write(Apply(number), j) for j in range(count) for number in numbers]
             continue
         for number in numbers:
             x = [name for j in range(count) for name in elements.operands(number, j)]

@@ -16,7 +16,7 @@ from ..compiling.jit import unsigned
 from ..compiling.records import new_record, words
 from ..compiling.text import function_of
 from .key import MAX_INPUTS, Program
-from .source import TILE, TILE_WORK, Writer
+from .source import TILE, TILE_WORK, Writer, bind_names
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
@@ -292,9 +292,14 @@ def task_function(program: Program) -> Any:
     """Return the C function void (int64_t inputs, int64_t y, int64_t n) that runs a program for n elements of y. `inputs` is
     the address of an array of the addresses of the inputs' elements, or, if the program rounds to block formats, that of a
     record TILE_WORK."""
-    text, names = Writer(program).source()
-    names |= {"call": call, "convert_blocks": convert_blocks, "record_at": record_at, "TILE_WORK": TILE_WORK}
-    run_program = function_of(text, __name__, __file__, names)
+    names = {
+        "call": call,
+        "convert_blocks": convert_blocks,
+        "record_at": record_at,
+        "TILE_WORK": TILE_WORK,
+        **bind_names(program),
+    }
+    run_program = function_of(Writer(program).write(), __name__, __file__, names)
     return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 
 

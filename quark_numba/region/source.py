@@ -49,8 +49,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
 from ..block.tiles import closed_function, ordinary_names
@@ -78,23 +76,70 @@ TILE_WORK = words(
 )
 
 
+def bind_steps(program: Program) -> dict[str, Any]:
+    """Return the values of the names in the lines of an `ElementWriter`: f{n}, the function of step n; and prepare{n}, which
+    prepares the parameters of fake quantization."""
+    names = {}
+    for number, step in enumerate(program.steps):
+        if step.operator not in BLOCK_ROUND_TRIPS:
+            names[f"f{number}"] = arithmetic.function(step, program.inputs)
+        if step.operator == FAKE_QUANTIZE:
+            names[f"prepare{number}"] = preparer(step.fake_key)
+    return names
+
+
+def bind_names(program: Program) -> dict[str, Any]:
+    """Return the values of the names in the text of a `Writer`, except for functions of the compiler. They are those from
+    `bind_steps`; TILE and MAGNITUDE; and for step n:
+    - by_reciprocal{n} and takes_reciprocal{n}: a round trip by the reciprocal of the scale, and its condition;
+    - magnitude_of{n}, anchor_of{n}, convert{n}, drop{n}, bounds{n} and is_closed{n}: what ordinary blocks need of their format;
+    - blocks{n}: the Blocks of a tile."""
+    names = bind_steps(program) | {"TILE": TILE, "MAGNITUDE": MAGNITUDE}
+    for number, (function, condition) in _reciprocals(program).items():
+        names |= {f"by_reciprocal{number}": function, f"takes_reciprocal{number}": condition}
+    for number in program.block_numbers:
+        key, blocks = program.steps[number].block_format
+        names[f"blocks{number}"] = blocks._replace(inner=tile_width(blocks.block))
+        if loops.has_ordinary_parts(program):
+            ordinary = ordinary_names(key, blocks) | {"is_closed": closed_function(key, blocks)}
+            names |= {f"{name}{number}": value for name, value in ordinary.items()}
+    return names
+
+
+def _reciprocals(program: Program) -> dict[int, tuple[Any, Any]]:
+    """Return the result of `arithmetic.reciprocal_round_trip` for each step that has such a function, by its number."""
+    found = {}
+    for number, step in enumerate(program.steps):
+        if step.operator == ROUND_TRIP and program.has_scalars(step):
+            function, condition = arithmetic.reciprocal_round_trip(arithmetic.round_trip_key(step, program.inputs))
+            if function is not None:
+                found[number] = function, condition
+    return found
+
+
 class ElementWriter:
-    """The writer of the lines that compute one element, for processors and for GPUs. `names` are the values of the names that
-    the lines use. `once` are the lines before all loops, which prepare parameters of one element."""
+    """The writer of the lines that compute one element, for processors and for GPUs."""
 
     def __init__(self, program: Program) -> None:
-        self.names: dict[str, Any] = {}
-        self.once: list[str] = []
         self._program, self._count = program, len(program.inputs)
-        for number, step in enumerate(program.steps):
-            if step.operator not in BLOCK_ROUND_TRIPS:
-                self.names[f"f{number}"] = arithmetic.function(step, program.inputs)
-            if step.operator == FAKE_QUANTIZE:
-                self.names[f"prepare{number}"] = preparer(step.fake_key)
-                if program.has_scalars(step):
-                    self.once.append(f"prepared{number} = {self._prepared(number, self.operands(number)[1:])}")
 
-    def line(self, do: Load | Apply | Reduce | Store, row: int | None = None) -> str:
+    def prepare(self) -> list[str]:
+        """Return the lines before all loops, which prepare parameters of one element for fake quantization."""
+        return [
+            f"prepared{number} = {self._prepared(number, self.operands(number)[1:])}"
+            for number, step in enumerate(self._program.steps)
+            if step.operator == FAKE_QUANTIZE and self._program.has_scalars(step)
+        ]
+
+    def prepare_reciprocal(self, number: int) -> list[str]:
+        """Return the lines before all loops for a round trip by the reciprocal of its scale."""
+        _, scale, zero_point = self.operands(number)
+        return [
+            f"reciprocal{number} = np.float32(np.float32(1) / {scale})",
+            f"has_reciprocal{number} = takes_reciprocal{number}({scale}, {zero_point})",
+        ]
+
+    def write(self, do: Load | Apply | Reduce | Store, row: int | None = None) -> str:
         """Return the line that does this for an element. `row` is that of the element, if a loop does several rows."""
         index = "i" if row is None else f"i + offset{row}"
         match do:
@@ -118,21 +163,6 @@ class ElementWriter:
     def operands(self, number: int, row: int | None = None) -> list[str]:
         """Return the names of the elements of a step's operands."""
         return [self.name(operand, row) for operand in self._program.steps[number].present]
-
-    def add_reciprocal(self, number: int) -> bool:
-        """Add the names and lines for computing a step by a reciprocal. Return whether it is a round trip that has such a
-        function."""
-        step = self._program.steps[number]
-        if step.operator != ROUND_TRIP or not self._program.has_scalars(step):
-            return False
-        by_reciprocal, takes = arithmetic.reciprocal_round_trip(arithmetic.round_trip_key(step, self._program.inputs))
-        if by_reciprocal is None:
-            return False
-        self.names |= {f"by_reciprocal{number}": by_reciprocal, f"takes_reciprocal{number}": takes}
-        _, scale, zero_point = self.operands(number)
-        self.once.append(f"reciprocal{number} = np.float32(np.float32(1) / {scale})")
-        self.once.append(f"has_reciprocal{number} = takes_reciprocal{number}({scale}, {zero_point})")
-        return True
 
     def _expression(self, number: int, way: str, operands: list[str]) -> str:
         x, *parameters = operands
@@ -178,7 +208,8 @@ class BlockWriter:
     and `least` the results of `prepare`. With sub-blocks, `maxima` has a row of largest magnitudes for each sub-block, and an
     anchor follows from that of its sub-block and `least`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, elements: ElementWriter) -> None:
+        self.elements = elements
         self.parts, self.buffer_count = loops.ordinary_parts(program)
         self.formats = {number: program.steps[number].block_format for number in program.block_numbers}
         block, self.sub_block = program.blocks[0].block, min(blocks.sub_block for blocks in program.blocks)
@@ -187,21 +218,16 @@ class BlockWriter:
         self.buffers_end = block * self.width * self.buffer_count
         self.size = self.buffers_end + sum(self.rows_of_arrays.values()) * self.width
 
-    def source(self, elements: ElementWriter) -> list[str]:
-        """Return the lines that run the program, and return from it if all blocks are ordinary. The source has the arrays of
-        the tile before these lines. Add the names in the lines to those of `elements`."""
-        elements.names["MAGNITUDE"] = MAGNITUDE
-        for number, kind in self.formats.items():
-            names = ordinary_names(*kind) | {"is_closed": closed_function(*kind)}
-            elements.names |= {f"{name}{number}": value for name, value in names.items()}
+    def write(self) -> list[str]:
+        """Return the lines that run the program, and return from it if all blocks are ordinary. The text has the arrays of the
+        tile before these lines."""
         lines = [f"groups, columns = unsigned(tile.rows // {self.group_size}), unsigned(tile.filled_columns)"]
         lines += ["filled_rows, has_extreme_blocks = unsigned(tile.filled_rows), np.int64(0)"]
         begin = self.buffers_end
         for name, rows in self.rows_of_arrays.items():
             lines.append(f"{name} = array_at(buffers + {4 * begin}, {rows * self.width}, np.uint32)")
             begin += rows * self.width
-        lines += ["for i in range(columns):", "    largest[i] = np.uint32(0)"]
-        lines += _lines_of(self.parts, lambda loop: self._loop(loop, elements))
+        lines += ["for i in range(columns):", "    largest[i] = np.uint32(0)", *_write_parts(self.parts, self._write_loop)]
         return ["if tile.is_unchanged == 0:", *indented([*lines, "if has_extreme_blocks == 0:", "    return"])]
 
     def has_sub_blocks(self, number: int) -> bool:
@@ -209,29 +235,26 @@ class BlockWriter:
         blocks = self.formats[number][1]
         return blocks.sub_block < blocks.block
 
-    def _loop(self, loop: Loop, elements: ElementWriter) -> list[str]:
+    def _write_loop(self, loop: Loop) -> list[str]:
         """Return the lines of a loop, and those that check the largest magnitudes, if the loop finds them."""
-        body = GroupBody(self, elements)
+        body = GroupBody(self)
         for row in range(self.group_size):
             for do in loop:
                 body.add(do, row)
-        checked = [do.step for do in loop if isinstance(do, Reduce)]
-        for step in checked:
+        checks = []
+        for step in (do.step for do in loop if isinstance(do, Reduce)):
             body.add_maxima(step)
-        return ["for group in range(groups):", *indented(body.source()), *map(self._check_line, checked)]
-
-    def _check_line(self, step: int) -> str:
-        """Return the line that checks the largest magnitudes of the blocks of a step."""
-        prepare = f"functions[{2 * [*self.formats].index(step)}]"
-        return f"has_extreme_blocks |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"
+            prepare = f"functions[{2 * [*self.formats].index(step)}]"
+            checks.append(f"has_extreme_blocks |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))")
+        return ["for group in range(groups):", *indented(body.write()), *checks]
 
 
 class GroupBody:
     """The body of a loop of a BlockWriter over groups of rows: `begin`, the expressions that are computed for a group, by name;
     `lines`, for each column; and `stores`, the lines after those, which write to arrays."""
 
-    def __init__(self, writer: BlockWriter, elements: ElementWriter) -> None:
-        self.writer, self.elements = writer, elements
+    def __init__(self, writer: BlockWriter) -> None:
+        self.writer = writer
         self.begin = {f"offset{row}": self._place(writer.group_size, row) for row in range(writer.group_size)}
         self.lines: list[str] = []
         self.stores: list[str] = []
@@ -245,7 +268,7 @@ class GroupBody:
         if isinstance(do, Apply) and do.way == loops.ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
             largest = self._maximum(row) if writer.has_sub_blocks(do.step) else "least[i]"
             self.lines.append(f"anchor = anchor_of{do.step}({largest}, least[i], drop{do.step})")
-        (self.stores if isinstance(do, Store) else self.lines).append(self.elements.line(do, row))
+        (self.stores if isinstance(do, Store) else self.lines).append(writer.elements.write(do, row))
 
     def add_maxima(self, step: int) -> None:
         """Add the lines that find the largest magnitudes of the blocks of a step, and of their sub-blocks, from those of the
@@ -259,7 +282,7 @@ class GroupBody:
             magnitudes = [f"maximum{row}" for row in rows]
         self.stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
 
-    def source(self) -> list[str]:
+    def write(self) -> list[str]:
         """Return the lines of the body."""
         begin = [f"{name} = {value}" for name, value in self.begin.items()]
         return [*begin, "for i in range(columns):", *indented(self.lines + self.stores)]
@@ -284,72 +307,75 @@ class Writer:
     program's buffers, each of which holds a tile of float32."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.program, self.elements = program, ElementWriter(program)
         self.tile = next((tile_width(blocks.block) * blocks.block for blocks in program.blocks), TILE)  # elements, at most
         self.parts, self.buffer_count = loops.exact_parts(program)
-        self.ordinary = BlockWriter(program) if loops.has_ordinary_parts(program) else None
+        self.ordinary = BlockWriter(program, self.elements) if loops.has_ordinary_parts(program) else None
         if self.ordinary:
             self.buffer_count = max(self.buffer_count, self.ordinary.buffer_count)
         self.buffers_size = 4 * max(self.buffer_count * self.tile, self.ordinary.size if self.ordinary else 0)
 
-    def source(self) -> tuple[str, dict[str, Any]]:
-        """Return the source, and the values of the names in it."""
-        elements = ElementWriter(self.program)
-        elements.names["TILE"] = self.tile
-        arrays, scalars = self._arrays()
-        ordinary = self.ordinary.source(elements) if self.ordinary else []
-        parts = [part if isinstance(part, Conversion) else self._with_reciprocal(part, elements) for part in self.parts]
-        lines = _lines_of(parts, lambda part: self._lines(part, elements))
+    def write(self) -> str:
+        """Return the text of the function. `bind_names` has the values of the names in it."""
+        reciprocals = [*_reciprocals(self.program)]
+        once = [*self._read_scalars(), *self.elements.prepare()]
+        once += [line for number in reciprocals for line in self.elements.prepare_reciprocal(number)]
+        arrays = self._make_arrays()
+        parts = _write_parts([_with_choice(part, reciprocals) for part in self.parts], self._write_part)
         begin, parameter, inputs, buffers = [], "inputs", "inputs", f"stack({self.buffers_size // 8})"
         if self.program.block_steps:  # the tiles are larger, and the caller allocates the buffers
             parameter, inputs, buffers = "tile_address", "tile.inputs", "tile.buffers"
             functions = f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)"
             begin = ["tile = record_at(tile_address, TILE_WORK)", functions]
-            tiles = ["start, m = np.int64(0), n", *arrays, *ordinary, *lines]
+            tiles = ["start, m = np.int64(0), n", *arrays, *(self.ordinary.write() if self.ordinary else []), *parts]
         else:
-            tiles = ["for start in range(0, n, TILE):", *indented(["m = min(TILE, n - start)", *arrays, *lines])]
-        begin += [f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)", *scalars, *elements.once]
-        begin.append(f"buffers = {buffers}")
-        return "\n".join([f"def run_program({parameter}, y_address, n):", *indented(begin + tiles)]) + "\n", elements.names
+            tiles = ["for start in range(0, n, TILE):", *indented(["m = min(TILE, n - start)", *arrays, *parts])]
+        begin += [f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)", *once, f"buffers = {buffers}"]
+        return "\n".join([f"def run_program({parameter}, y_address, n):", *indented(begin + tiles)]) + "\n"
 
-    def _arrays(self) -> tuple[list[str], list[str]]:
-        """Return the lines that make the arrays of a tile, and those that read the inputs of one element, before all loops."""
-        lines, scalars = [], []
-        for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(self.program))):
-            if self.program.inputs[k].is_scalar:
-                scalars.append(f"x{k} = array_at(addresses[{k}], 1, np.{dtype.name})[0]")
-            else:
-                lines.append(f"x{k} = array_at(addresses[{k}] + {dtype.itemsize} * start, m, np.{dtype.name})")
-        lines.append("y = array_at(y_address + 4 * start, m, np.float32)")
-        lines += [f"b{k} = array_at(buffers + {4 * self.tile * k}, m, np.float32)" for k in range(self.buffer_count)]
-        return lines, scalars
+    def _read_scalars(self) -> list[str]:
+        """Return the lines before all loops that read the inputs of one element."""
+        inputs = enumerate(zip(self.program.inputs, arithmetic.input_dtypes(self.program), strict=True))
+        return [f"x{k} = array_at(addresses[{k}], 1, np.{dtype.name})[0]" for k, (x, dtype) in inputs if x.is_scalar]
 
-    def _lines(self, part: Loop | Conversion, elements: ElementWriter) -> list[str]:
+    def _make_arrays(self) -> list[str]:
+        """Return the lines that make the arrays of a tile: x{k}, y, and b{k} in the buffers."""
+        dtypes = arithmetic.input_dtypes(self.program)
+        return [
+            *(
+                f"x{k} = array_at(addresses[{k}] + {dtypes[k].itemsize} * start, m, np.{dtypes[k].name})"
+                for k in self.program.streams
+            ),
+            "y = array_at(y_address + 4 * start, m, np.float32)",
+            *(f"b{k} = array_at(buffers + {4 * self.tile * k}, m, np.float32)" for k in range(self.buffer_count)),
+        ]
+
+    def _write_part(self, part: Loop | Conversion) -> list[str]:
+        """Return the lines of a loop or a conversion."""
         if not isinstance(part, Conversion):
-            return ["for i in range(unsigned(m)):", *indented([elements.line(do) for do in part])]
-        _, blocks = self.program.steps[part.step].block_format
-        elements.names[f"blocks{part.step}"] = blocks._replace(inner=tile_width(blocks.block))
+            return ["for i in range(unsigned(m)):", *indented([self.elements.write(do) for do in part])]
         convert = f"functions[{2 * self.program.block_numbers.index(part.step) + 1}]"
         return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, blocks{part.step})"]
 
-    def _with_reciprocal(self, loop: Loop, elements: ElementWriter) -> Part:
-        """Return a choice between a loop that computes its round trip by a reciprocal and this one, if there is a function for
-        that."""
-        for number in (do.step for do in loop if isinstance(do, Apply)):
-            if elements.add_reciprocal(number):
-                by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if do == Apply(number) else do for do in loop]
-                return Choice(f"has_reciprocal{number}", [by_reciprocal], [loop])
-        return loop
+
+def _with_choice(part: Loop | Conversion, reciprocals: list[int]) -> Part:
+    """Return a choice between a loop that computes one of the steps `reciprocals` by a reciprocal and this one, or else the
+    part as it is."""
+    for number in reciprocals:
+        if not isinstance(part, Conversion) and Apply(number) in part:
+            by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if do == Apply(number) else do for do in part]
+            return Choice(f"has_reciprocal{number}", [by_reciprocal], [part])
+    return part
 
 
-def _lines_of(parts: Sequence[Part], lines_of_one: Callable[[Any], list[str]]) -> list[str]:
-    """Return the lines of these parts. `lines_of_one` returns those of a loop or a conversion."""
+def _write_parts(parts: Sequence[Part], write_one: Callable[[Any], list[str]]) -> list[str]:
+    """Return the lines of these parts. `write_one` returns those of a loop or a conversion."""
     lines = []
     for part in parts:
         if isinstance(part, Choice):
-            lines += branch(part.condition, _lines_of(part.parts, lines_of_one), _lines_of(part.others, lines_of_one))
+            lines += branch(part.condition, _write_parts(part.parts, write_one), _write_parts(part.others, write_one))
         else:
-            lines += lines_of_one(part)
+            lines += write_one(part)
     return lines
 
 

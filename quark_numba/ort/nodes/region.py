@@ -76,7 +76,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
         "scalars": tuple(x.is_scalar for x in inputs),
         "itemsizes": tuple(
-            0 if x.is_scalar else np.dtype(dtype).itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
+            0 if x.is_scalar else dtype.itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
         ),
         # All steps that round to block formats have the same block and axis.
         "block": blocks[0].block if blocks else 0,
@@ -101,7 +101,7 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
             for function in (prepare_function(block_key, blocks), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
-            None if axis is None else widen_function(x.element_type, dtype)
+            None if axis is None else widen_function(x.element_type, dtype.type)
             for x, axis, dtype in zip(key.inputs, key.axes, input_dtypes(key), strict=True)
         ),
     }
