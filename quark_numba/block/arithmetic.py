@@ -27,25 +27,25 @@ _LARGEST = np.finfo(np.float32).max
 class BlockFunctions(NamedTuple):
     """The functions of magnitudes, scales and steps of a key.
 
-    magnitude_of : x as stored -> a number, whose maximum over a block or sub-block decides the step
-    step_of : (maximum of the block, or its scale if the key has scales; of the sub-block; max_shift; drop; scale of the tensor)
-        -> step
-    scale_of, if the key has scales : (maximum of the block, drop, scale of the tensor) -> the scale as stored
+    measure : x as stored -> a number, whose maximum over a block or sub-block decides the step
+    find_step : (maximum of the block, or its scale if the key has scales; of the sub-block; max_shift; drop; scale of the
+        tensor) -> step
+    find_scale, if the key has scales : (maximum of the block, drop, scale of the tensor) -> the scale as stored
     """
 
-    magnitude_of: Any
-    step_of: Any
-    scale_of: Any = None
+    measure: Any
+    find_step: Any
+    find_scale: Any = None
 
 
 @functools.cache
 def block_functions(key: Key) -> BlockFunctions:
     if not key.has_scales:
-        return BlockFunctions(_exponent_of(key), _step_of)
+        return BlockFunctions(_exponent_measure(key), _find_step)
     if key.rule == FLOOR:
-        return BlockFunctions(_exponent_of(key), _step_of_scale(key), _floor_scale(key))
-    magnitude_of = _magnitude_of(key)
-    return BlockFunctions(inline(lambda x: magnitude_of(x, MAGNITUDE)), _step_of_scale(key), _SCALES[key.rule](key))
+        return BlockFunctions(_exponent_measure(key), _scale_decoder(key), _floor_scale(key))
+    measure = _magnitude_measure(key)
+    return BlockFunctions(inline(lambda x: measure(x, MAGNITUDE)), _scale_decoder(key), _SCALES[key.rule](key))
 
 
 @functools.cache
@@ -63,15 +63,15 @@ def converters(key: Key) -> dict[int, Any]:
 class OrdinaryFunctions(NamedTuple):
     """The functions for ordinary blocks of a key: see ``tiles``."""
 
-    magnitude_of: Any
+    measure: Any
     is_ordinary: Any
-    least_of: Any
-    anchor_of: Any
+    find_least: Any
+    find_anchor: Any
 
 
 @functools.cache
 def ordinary_functions(key: Key) -> OrdinaryFunctions:
-    return OrdinaryFunctions(_magnitude_of(key), _is_ordinary, _least_of, _anchor_of(key))
+    return OrdinaryFunctions(_magnitude_measure(key), _is_ordinary, _find_least, _anchor_finder(key))
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def _value_of(key: Key) -> Any:
     return inline(lambda x: via(decode(x)))
 
 
-def _exponent_of(key: Key) -> Any:
+def _exponent_measure(key: Key) -> Any:
     """Return the function: x as stored -> a number whose maximum over a block gives the shared exponent. It is the biased
     exponent plus 1, or 0 for an element to ignore.
 
@@ -112,9 +112,9 @@ def _exponent_of(key: Key) -> Any:
 
 
 @inline
-def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scale: Any) -> Any:
+def _find_step(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scale: Any) -> Any:
     """Return the step of a sub-block, or NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
-    `exponent_of` over the block, `largest` the maximum over the sub-block.
+    `measure` over the block, `largest` the maximum over the sub-block.
 
     The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the difference between the exponents of
     block and sub-block, at most `max_shift`. The smallest step, 2**-142, is subnormal, so its bits are not a shifted exponent.
@@ -136,11 +136,11 @@ def _floor_scale(key: Key) -> Any:
     int8, whose elements are below 2, nothing is taken off. 255, for a block with Inf or NaN, is NaN."""
     u32, is_whole = np.uint32, key.element is None
 
-    def scale_of(shared: Any, drop: Any, tensor_scale: Any) -> Any:
+    def find_scale(shared: Any, drop: Any, tensor_scale: Any) -> Any:
         biased = u32(max(u32(shared), u32(1)) - u32(1))
         return biased if is_whole or biased == u32(255) else u32(max(biased, u32(drop)) - u32(drop))
 
-    return inline(scale_of)
+    return inline(find_scale)
 
 
 def _rceil_scale(key: Key) -> Any:
@@ -152,28 +152,28 @@ def _rceil_scale(key: Key) -> Any:
     highest = f32(key.element.highest if key.element else key.codes.highest * 2.0**-INT8_FRACTION_BITS)
     exponent, mantissa, half = u32(23), u32(0x7FFFFF), u32(0x400000)
 
-    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+    def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
         bits = f32(u32(largest).view(f32) / highest).view(u32)
         # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
         limit = u32(0) if bits > mantissa else half
         biased = u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0)))
         return u32(255) if largest > _INFINITY else min(biased, u32(254))
 
-    return inline(scale_of)
+    return inline(find_scale)
 
 
 def _ceil_scale(key: Key) -> Any:
-    """Return the function for the exponent of the least power of two that is at least the largest magnitude, see `_shared`."""
+    """Return the function for the exponent of the least power of two that is at least the largest magnitude, see `_limiter`."""
     u32 = np.uint32
-    exponent, mantissa, half, shared = u32(23), u32(0x7FFFFF), u32(0x400000), _shared(key)
+    exponent, mantissa, half, limit_exponent = u32(23), u32(0x7FFFFF), u32(0x400000), _limiter(key)
 
-    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+    def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
         bits = u32(largest)
         # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
         limit = u32(0) if bits > mantissa else half
-        return shared(bits, u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0))), drop)
+        return limit_exponent(bits, u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0))), drop)
 
-    return inline(scale_of)
+    return inline(find_scale)
 
 
 # To how many bits EVEN rounds the largest magnitude for int8: as Quark does it. torchao does not have int8.
@@ -182,24 +182,26 @@ _INT8_EVEN_BITS = 8
 
 def _even_scale(key: Key) -> Any:
     """Return the function for the exponent of the largest magnitude, rounded to as many mantissa bits as the element type has,
-    and halves upward, see `_shared`."""
+    and halves upward, see `_limiter`."""
     u32 = np.uint32
     bits = key.element.mantissa_bits if key.element else _INT8_EVEN_BITS
-    half, exponent, shared = u32(1 << (22 - bits)), u32(23), _shared(key)
-    return inline(lambda largest, drop, tensor_scale: shared(u32(largest), u32(u32(u32(largest) + half) >> exponent), drop))
+    half, exponent, limit_exponent = u32(1 << (22 - bits)), u32(23), _limiter(key)
+    return inline(
+        lambda largest, drop, tensor_scale: limit_exponent(u32(largest), u32(u32(u32(largest) + half) >> exponent), drop)
+    )
 
 
-def _shared(key: Key) -> Any:
+def _limiter(key: Key) -> Any:
     """Return the function (the bits of the largest magnitude, a biased exponent that follows from it, drop) -> the biased
     exponent, less `drop`, within 0..254. For int8, whose elements are below 2, nothing is taken off. NaN gives 255, which is
     NaN."""
     u32, is_whole = np.uint32, key.element is None
 
-    def shared(bits: Any, biased: Any, drop: Any) -> Any:
+    def limit(bits: Any, biased: Any, drop: Any) -> Any:
         below = u32(0) if is_whole else u32(drop)
         return u32(255) if bits > _INFINITY else min(u32(max(biased, below) - below), u32(254))
 
-    return inline(shared)
+    return inline(limit)
 
 
 def _nvfp4_scale(key: Key) -> Any:
@@ -209,21 +211,21 @@ def _nvfp4_scale(key: Key) -> Any:
     encode = codecs.encoder(key.scales, saturate=True)
     lowest, most, one, largest_code = f32(2.0**-9), f32(key.scales.highest), f32(1), f32(key.codes.highest)
 
-    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+    def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
         scale = f32(u32(largest).view(f32) / f32(largest_code * tensor_scale))
         scale = one if scale == f32(0) else scale
         scale = lowest if scale < lowest else scale
         scale = most if scale > most else scale
         return u32(encode(abs(scale)))
 
-    return inline(scale_of)
+    return inline(find_scale)
 
 
 # By rule: what makes the function for scales from the bits of the largest magnitude.
 _SCALES = {CEIL: _ceil_scale, EVEN: _even_scale, RCEIL: _rceil_scale, NVFP4: _nvfp4_scale}
 
 
-def _step_of_scale(key: Key) -> Any:
+def _scale_decoder(key: Key) -> Any:
     """Return the function: (scale as stored, ...) -> the value of an element that is 1, or one step for int8."""
     f32 = np.float32
     if key.rule == NVFP4:
@@ -244,7 +246,7 @@ MAX_SHIFT = 16
 MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
-def _magnitude_of(key: Key) -> Any:
+def _magnitude_measure(key: Key) -> Any:
     """Return the function: (x as stored, mask) -> the bits of its magnitude that are in the mask, MAGNITUDE or 0. They compare
     like magnitudes; Inf and NaN are above all other values."""
     value_of = _value_of(key)
@@ -260,15 +262,15 @@ def _is_ordinary(shared: Any) -> Any:
 
 
 @inline
-def _least_of(shared: Any, max_shift: Any) -> Any:
-    """Return the bits of the smallest power of two that `_anchor_of` may take for a sub-block of an ordinary block, whose
+def _find_least(shared: Any, max_shift: Any) -> Any:
+    """Return the bits of the smallest power of two that `_anchor_finder` may take for a sub-block of an ordinary block, whose
     largest magnitude is `shared`: the power of the block, less `max_shift`."""
     u32 = np.uint32
     return u32(max(u32(shared & u32(0x7F800000)), u32(_MIN_ORDINARY << 23)) - u32(max_shift << u32(23)))
 
 
-def _anchor_of(key: Key) -> Any:
-    """Return the function: (largest magnitude of the sub-block, the result of `_least_of`, drop) -> anchor, for an ordinary
+def _anchor_finder(key: Key) -> Any:
+    """Return the function: (largest magnitude of the sub-block, the result of `_find_least`, drop) -> anchor, for an ordinary
     block.
 
     For whole numbers of steps the anchor is 2**23 steps: between the anchor and twice the anchor, the float32 numbers are
@@ -276,11 +278,11 @@ def _anchor_of(key: Key) -> Any:
     u32, i32, element = np.uint32, np.int32, key.element
     lift, exponent = i32(1 - element.bias if element else 23), u32(0x7F800000)
 
-    def anchor_of(largest: Any, least: Any, drop: Any) -> Any:
+    def find_anchor(largest: Any, least: Any, drop: Any) -> Any:
         own = max(u32(largest & exponent), least)
         return u32(own + u32(u32(i32(lift - drop)) << u32(23))).view(np.float32)
 
-    return inline(anchor_of)
+    return inline(find_anchor)
 
 
 def _ordinary_converter(key: Key, nearest: Any, bound_of: Any) -> Any:

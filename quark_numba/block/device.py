@@ -44,27 +44,27 @@ _columns = jit.inline(count_columns)
 
 
 def _any_block(functions: arithmetic.BlockFunctions, convert: Any, put: Any, has_sub_blocks: bool) -> Any:
-    magnitude_of, step_of, scale_of = functions
-    has_scales = scale_of is not None
+    measure, find_step, find_scale = functions
+    has_scales = find_scale is not None
 
     @jit.expand
-    def largest_of(x: Any, start: Any, inner: Any, rows: Any) -> Any:
+    def find_largest(x: Any, start: Any, inner: Any, rows: Any) -> Any:
         magnitude = np.uint32(0)
         for i in range(rows):
-            magnitude = np.uint32(max(magnitude, magnitude_of(x[start + i * inner])))
+            magnitude = np.uint32(max(magnitude, measure(x[start + i * inner])))
         return magnitude
 
     def any_block(x: Any, y: Any, start: Any, inner: Any, rows: Any, sub_block: Any, format_of: Any) -> Any:
         """Convert a block of any size, whose elements are `inner` apart. Return its scale, if the key has scales."""
         max_shift, drop, tensor_scale, bounds = format_of
-        shared = largest_of(x, start, inner, rows)
+        shared = find_largest(x, start, inner, rows)
         if has_scales:
-            shared = np.uint32(scale_of(shared, drop, tensor_scale))
-        step = step_of(shared, shared, max_shift, drop, tensor_scale)
+            shared = np.uint32(find_scale(shared, drop, tensor_scale))
+        step = find_step(shared, shared, max_shift, drop, tensor_scale)
         for i in range(rows):
             if has_sub_blocks and i % sub_block == unsigned(0):
-                largest = largest_of(x, start + i * inner, inner, min(sub_block, rows - i))
-                step = step_of(shared, largest, max_shift, drop, tensor_scale)
+                largest = find_largest(x, start + i * inner, inner, min(sub_block, rows - i))
+                step = find_step(shared, largest, max_shift, drop, tensor_scale)
             put(y, start + i * inner, convert(x[start + i * inner], step, bounds))
         return shared
 
@@ -75,16 +75,16 @@ def _in_registers(functions: arithmetic.BlockFunctions, convert: Any, rows: int,
     """Return the function ((element of x, ...), the format as for `_any_block`) -> ((element of y, ...), scale) for a block of
     `rows` elements."""
     lines = ["max_shift, drop, tensor_scale, bounds = format_of"]
-    lines += [f"m{i} = np.uint32(magnitude_of(x[{i}]))" for i in range(rows)]
+    lines += [f"m{i} = np.uint32(measure(x[{i}]))" for i in range(rows)]
     heads = range(0, rows, sub_block)
     for head in heads:
         lines.append(f"s{head} = m{head}")
         lines += [f"s{head} = np.uint32(max(s{head}, m{i}))" for i in range(head + 1, head + sub_block)]
     lines += ["shared = s0", *(f"shared = np.uint32(max(shared, s{head}))" for head in heads[1:])]
-    if functions.scale_of:
-        lines.append("shared = np.uint32(scale_of(shared, drop, tensor_scale))")
+    if functions.find_scale:
+        lines.append("shared = np.uint32(find_scale(shared, drop, tensor_scale))")
     for head in heads:
-        lines.append(f"t{head} = step_of(shared, s{head}, max_shift, drop, tensor_scale)")
+        lines.append(f"t{head} = find_step(shared, s{head}, max_shift, drop, tensor_scale)")
     y = tuple_of([f"convert(x[{i}], t{i - i % sub_block}, bounds)" for i in range(rows)])
     text = ["def convert_elements(x, format_of):", *indented([*lines, f"return {y}, shared"]), ""]
     names = functions._asdict() | {"convert": convert}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -129,16 +129,40 @@ def _convert_in_mode(converters: dict[int, Any]) -> Any:
     return jit.inline(convert_in_mode)
 
 
+class Scaling(NamedTuple):
+    """Where the scales of a unit go. An array in place of the address would cost each unit the time of some elements."""
+
+    address: Any  # of the first scale
+    step: Any  # from one scale to the next
+    tensor_scale: Any
+
+
+class Scratch(NamedTuple):
+    """Arrays for the numbers of a unit."""
+
+    magnitudes: Any  # the largest one of each sub-block
+    shared: Any  # for each block, the largest magnitude, and then the scale
+    steps: Any  # of each sub-block
+
+
+class Columns(NamedTuple):
+    """Blocks side by side: `width` columns of `rows` rows, which are `stride` apart."""
+
+    start: Any  # the index of the first element
+    stride: Any
+    rows: Any
+    width: Any
+
+
 @functools.cache
 def _set_scales(key: Key) -> Any:
-    scale_of, has_codes = arithmetic.block_functions(key).scale_of, key.has_codes
+    find_scale, has_codes = arithmetic.block_functions(key).find_scale, key.has_codes
 
     def set_scales(shared: Any, count: int, drop: Any, scaling: Any) -> None:
-        """Replace the largest magnitudes of blocks by their scales. `scaling` has the address of the first scale, the distance
-        from one to the next, and the scale of the tensor. An array in it would cost each unit the time of some elements."""
+        """Replace the largest magnitudes of blocks by their scales. `scaling` is a Scaling."""
         address, step, tensor_scale = scaling
         for i in range(unsigned(count)):
-            shared[i] = scale_of(shared[i], drop, tensor_scale)
+            shared[i] = find_scale(shared[i], drop, tensor_scale)
         if has_codes:
             scales = _bytes_at(address, (count - 1) * step + 1)
             for i in range(unsigned(count)):
@@ -147,26 +171,15 @@ def _set_scales(key: Key) -> Any:
     return jit.inline(set_scales)
 
 
-def _columns(key: Key) -> Any:
-    (magnitude_of, step_of, _), converters = arithmetic.block_functions(key), arithmetic.converters(key)
+def _columns_converter(key: Key) -> Any:
+    (measure, find_step, _), converters = arithmetic.block_functions(key), arithmetic.converters(key)
     convert_in_mode, has_scales = _convert_in_mode(converters), key.has_scales
     set_scales: Any = _set_scales(key) if has_scales else None
 
-    def columns(
-        x: Any,
-        y: Any,
-        blocks: Any,
-        stride: int,
-        start: int,
-        rows: int,
-        width: int,
-        scaling: Any,
-        magnitudes: Any,
-        shared: Any,
-        steps: Any,
-    ) -> None:
-        """Convert blocks side by side: `width` columns of `rows` rows, which are `stride` apart. The index of their first
-        element is `start`. `scaling` is as for `_set_scales`."""
+    def convert_columns(x: Any, y: Any, blocks: Any, columns: Any, scaling: Any, scratch: Any) -> None:
+        """Convert Columns."""
+        start, stride, rows, width = columns
+        magnitudes, shared, steps = scratch
         sub_blocks = -(-rows // blocks.sub_block)
         for i in range(sub_blocks * width):
             magnitudes[i] = 0
@@ -174,7 +187,7 @@ def _columns(key: Key) -> Any:
             at = unsigned(row // blocks.sub_block * width)
             begin = unsigned(start + row * stride)
             for i in range(unsigned(width)):
-                magnitudes[at + i] = max(magnitudes[at + i], magnitude_of(x[begin + i]))
+                magnitudes[at + i] = max(magnitudes[at + i], measure(x[begin + i]))
         for i in range(width):
             shared[i] = 0
         for sub in range(sub_blocks):
@@ -187,43 +200,43 @@ def _columns(key: Key) -> Any:
         for sub in range(sub_blocks):
             at = unsigned(sub * width)
             for i in range(unsigned(width)):
-                steps[at + i] = step_of(shared[i], magnitudes[at + i], max_shift, drop, scaling[2])
+                steps[at + i] = find_step(shared[i], magnitudes[at + i], max_shift, drop, scaling.tensor_scale)
         bounds = bounds_of(blocks)
         for row in range(rows):
             at = unsigned(row // blocks.sub_block * width)
             begin = unsigned(start + row * stride)
             convert_in_mode(x, y, blocks.rounding_mode, begin, unsigned(width), steps, at, bounds)
 
-    return jit.function(columns, f"columns_{key.name}")
+    return jit.function(convert_columns, f"columns_{key.name}")
 
 
-def _consecutive(key: Key) -> Any:
+def _consecutive_converter(key: Key) -> Any:
     """Return the loop over blocks along the last axis, or None if these are converted in transposed tiles."""
     if not key.has_scales or len(arithmetic.converters(key)) > 1:
         return None
-    (magnitude_of, step_of, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
+    (measure, find_step, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
     convert = arithmetic.converters(key)[HALF_TO_EVEN]
 
-    def consecutive(
-        x: Any, y: Any, blocks: Any, start: int, step: int, count: int, rows: int, scaling: Any, shared: Any, steps: Any
-    ) -> None:
-        """Convert `count` blocks of `rows` consecutive elements, whose first elements are `step` apart."""
+    def convert_consecutive(x: Any, y: Any, blocks: Any, unit: Any, scaling: Any, scratch: Any) -> None:
+        """Convert the blocks of a unit from `blocks_of_unit`. Their elements are consecutive."""
+        start, step, count, rows = unit
+        _, shared, steps = scratch
         for b in range(unsigned(count)):
             begin, largest = unsigned(start) + b * unsigned(step), np.uint32(0)
             for i in range(unsigned(rows)):
-                largest = max(largest, magnitude_of(x[begin + i]))
+                largest = max(largest, measure(x[begin + i]))
             shared[b] = largest
         max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
         set_scales(shared, count, drop, scaling)
         for b in range(unsigned(count)):
-            steps[b] = step_of(shared[b], shared[b], max_shift, drop, scaling[2])
+            steps[b] = find_step(shared[b], shared[b], max_shift, drop, scaling.tensor_scale)
         bounds = bounds_of(blocks)
         for b in range(unsigned(count)):
             begin, block_step = unsigned(start) + b * unsigned(step), steps[b]
             for i in range(unsigned(rows)):
                 y[begin + i] = convert(x[begin + i], block_step, bounds)
 
-    return jit.function(consecutive, f"consecutive_{key.name}")
+    return jit.function(convert_consecutive, f"consecutive_{key.name}")
 
 
 def _transposers(key: Key) -> tuple[Any, Any]:
@@ -236,12 +249,13 @@ def _transposers(key: Key) -> tuple[Any, Any]:
 
 @functools.cache
 def _run(key: Key) -> Any:
-    convert_columns, convert_consecutive, (gather_blocks, scatter_blocks) = _columns(key), _consecutive(key), _transposers(key)
+    convert_columns, convert_consecutive = _columns_converter(key), _consecutive_converter(key)
+    gather_blocks, scatter_blocks = _transposers(key)
     is_consecutive = convert_consecutive is not None
     has_scales, has_codes, x_dtype, y_dtype = key.has_scales, key.has_codes, key.x.storage.type, key.y.storage.type
 
-    def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-        """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32. The scales have the
+    def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, memory: Any) -> None:
+        """Convert part `part` of the `parts` parts of x. `memory` has room for `scratch_size` uint32. The scales have the
         order of their blocks: (outer, blocks of an axis, inner)."""
         if x.size == 1 and not has_scales:  # returned as it is
             y[0] = x[0]
@@ -253,19 +267,19 @@ def _run(key: Key) -> Any:
             return
         blocks_along, scales_address = -(-length // block), scales.ctypes.data
         words = sub_blocks_at_a_time(blocks)
-        magnitudes, shared = scratch[:words], scratch[words : words + TILE]
-        steps = scratch[words + TILE : 2 * words + TILE].view(np.float32)
-        x_tile = scratch[2 * words + TILE : 2 * words + 2 * TILE].view(x_dtype)
-        y_tile = scratch[2 * words + 2 * TILE : 2 * words + 3 * TILE].view(y_dtype)
+        steps = memory[words + TILE : 2 * words + TILE].view(np.float32)
+        scratch = Scratch(memory[:words], memory[words : words + TILE], steps)
+        x_tile = memory[2 * words + TILE : 2 * words + 2 * TILE].view(x_dtype)
+        y_tile = memory[2 * words + 2 * TILE : 2 * words + 3 * TILE].view(y_dtype)
         if inner > 1:
             width, across = unit_shape(blocks)
             for unit in range(first, last):
                 down, i = divmod(unit, across)
                 outer, b = divmod(down, blocks_along)
                 start = (outer * length + b * block) * inner + i * width
-                rows, n = min(block, length - b * block), min(width, inner - i * width)
-                scaling = (scales_address + down * inner + i * width, np.int64(1), tensor_scale)
-                convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
+                columns = Columns(start, inner, min(block, length - b * block), min(width, inner - i * width))
+                scaling = Scaling(scales_address + down * inner + i * width, np.int64(1), tensor_scale)
+                convert_columns(x, y, blocks, columns, scaling, scratch)
             return
         runs = runs_of(x.size, blocks)
         for unit in range(first, last):
@@ -275,17 +289,17 @@ def _run(key: Key) -> Any:
                 outer, begin = divmod(start, length)
                 scale_at += outer * blocks_along + begin // block
                 scale_step = np.int64(1) if step == block else blocks_along
-            scaling = (scale_at, scale_step, tensor_scale)
+            scaling = Scaling(scale_at, scale_step, tensor_scale)
             if is_consecutive:
-                convert_consecutive(x, y, blocks, start, step, n, rows, scaling, shared, steps)
+                convert_consecutive(x, y, blocks, (start, step, n, rows), scaling, scratch)
                 continue
             if rows > TILE:
-                convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
+                convert_columns(x, y, blocks, Columns(start, inner, rows, n), scaling, scratch)
                 continue
             # Rows of a tile begin with a cache line.
             padded = min(-(-n // 16) * 16, TILE // rows)
             gather_blocks(x, start, step, n, rows, x_tile, padded)
-            convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, scaling, magnitudes, shared, steps)
+            convert_columns(x_tile, y_tile, blocks, Columns(np.int64(0), padded, rows, n), scaling, scratch)
             scatter_blocks(y_tile, padded, n, rows, y, start, step)
 
     return jit.function(run, f"run_{key.name}")

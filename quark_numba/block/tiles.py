@@ -30,17 +30,17 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
     if not has_ordinary_functions(blocks):
         return None
     functions, max_shift = arithmetic.ordinary_functions(key), np.uint32(_max_shift(blocks))
-    is_ordinary, least_of = functions.is_ordinary, functions.least_of
+    is_ordinary, find_least = functions.is_ordinary, functions.find_least
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
         """Return whether there is a block that is not ordinary. For each block, a 32-bit word at `largest_address` holds its
-        largest magnitude, and is set to 0. The result of `least_of` is written to `least_address`."""
+        largest magnitude, and is set to 0. The result of `find_least` is written to `least_address`."""
         size = unsigned(columns)
         largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
         left = np.uint32(0)
         for i in range(size):
             left = np.uint32(left | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
-            least[i] = least_of(largest[i], max_shift)
+            least[i] = find_least(largest[i], max_shift)
             largest[i] = np.uint32(0)
         return np.int64(left)
 
@@ -55,8 +55,8 @@ def ordinary_names(key: Key, blocks: Blocks) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
     f32, functions = np.float32, arithmetic.ordinary_functions(key)
     return {
-        "magnitude_of": functions.magnitude_of,
-        "anchor_of": functions.anchor_of,
+        "measure": functions.measure,
+        "find_anchor": functions.find_anchor,
         "drop": np.int32(blocks.drop),
         "convert": arithmetic.ordinary_converters(key)[blocks.rounding_mode],
         "bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0)),
@@ -76,13 +76,13 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     if not has_ordinary_functions(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
     functions, names = arithmetic.ordinary_functions(key), ordinary_names(key, blocks)
-    ordinary, least_of_block = functions.is_ordinary, functions.least_of
-    magnitude_of, anchor_of, convert = names["magnitude_of"], names["anchor_of"], names["convert"]
+    ordinary, find_least = functions.is_ordinary, functions.find_least
+    measure, find_anchor, convert = names["measure"], names["find_anchor"], names["convert"]
     drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(blocks.max_shift)
 
     def is_closed(lowest: Any, highest: Any) -> Any:
-        magnitude = magnitude_of(highest, mask)
-        rounded = convert(highest, anchor_of(magnitude, least_of_block(magnitude, shift), drop), bounds)
+        magnitude = measure(highest, mask)
+        rounded = convert(highest, find_anchor(magnitude, find_least(magnitude, shift), drop), bounds)
         return lowest == np.float32(0) and highest > np.float32(0) and ordinary(magnitude) and rounded == highest
 
     return jit.inline(is_closed)

@@ -92,7 +92,7 @@ def bind_names(program: Program) -> dict[str, Any]:
     """Return the values of the names in the text of a `Writer`, except for functions of the compiler. They are those from
     `bind_steps`; TILE and MAGNITUDE; and for step n:
     - by_reciprocal{n} and takes_reciprocal{n}: a round trip by the reciprocal of the scale, and its condition;
-    - magnitude_of{n}, anchor_of{n}, convert{n}, drop{n}, bounds{n} and is_closed{n}: what ordinary blocks need of their format;
+    - measure{n}, find_anchor{n}, convert{n}, drop{n}, bounds{n} and is_closed{n}: what ordinary blocks need of their format;
     - blocks{n}: the Blocks of a tile."""
     names = bind_steps(program) | {"TILE": TILE, "MAGNITUDE": MAGNITUDE}
     for number, (function, condition) in _reciprocals(program).items():
@@ -149,7 +149,7 @@ class ElementWriter:
                 return f"{self.name(self._count + number, row)} = {self._expression(number, way, self.operands(number, row))}"
             case Reduce(number):  # the first row of a group has elements of y
                 (x,) = self.operands(number, row)
-                return f"magnitude{row} = magnitude_of{number}({x}, {f'mask{row}' if row else 'MAGNITUDE'})"
+                return f"magnitude{row} = measure{number}({x}, {f'mask{row}' if row else 'MAGNITUDE'})"
             case Store(value, array):
                 return f"{array}[{index}] = {self.name(value, row)}"
 
@@ -193,12 +193,12 @@ class BlockWriter:
             mask1 = MAGNITUDE if group * unsigned(2) + unsigned(1) < filled_rows else np.uint32(0)
             for i in range(columns):
                 e0_0 = x0[i + offset0]
-                anchor = anchor_of0(least[i], least[i], drop0)
+                anchor = find_anchor0(least[i], least[i], drop0)
                 v0_0 = convert0(e0_0, anchor, bounds0)
                 v1_0 = f1(v0_0, x1)
-                magnitude0 = magnitude_of2(v1_0, MAGNITUDE)
+                magnitude0 = measure2(v1_0, MAGNITUDE)
                 ...
-                magnitude1 = magnitude_of2(v1_1, mask1)
+                magnitude1 = measure2(v1_1, mask1)
                 b0[i + offset0] = v1_0
                 b0[i + offset1] = v1_1
                 largest[i] = max(largest[i], max(magnitude0, magnitude1))
@@ -267,7 +267,7 @@ class GroupBody:
             self.begin[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
         if isinstance(do, Apply) and do.way == loops.ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
             largest = self._maximum(row) if writer.has_sub_blocks(do.step) else "least[i]"
-            self.lines.append(f"anchor = anchor_of{do.step}({largest}, least[i], drop{do.step})")
+            self.lines.append(f"anchor = find_anchor{do.step}({largest}, least[i], drop{do.step})")
         (self.stores if isinstance(do, Store) else self.lines).append(writer.elements.write(do, row))
 
     def add_maxima(self, step: int) -> None:
