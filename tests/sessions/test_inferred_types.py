@@ -96,9 +96,9 @@ def test_shapes_are_passed_on():
 def test_a_model_without_declarations(kind, tmp_path):
     """Tools drop what ModelOpt declares: uint8 for codes of float8. Providers can be set anew."""
     made = onnx.load(MODELS / "nvidia" / "fp8_m.onnx")
-    expected = np.load(MODELS / "nvidia" / "fp8_expected.npz")
     assert any(value.type.tensor_type.elem_type == onnx.TensorProto.UINT8 for value in made.graph.value_info)
-    feeds = {made.graph.input[0].name: expected["x"]}
+    with np.load(MODELS / "nvidia" / "fp8_expected.npz") as expected:
+        feeds = {made.graph.input[0].name: expected["x"]}
     y = session(made).run(None, feeds)[0]
     del made.graph.value_info[:]
     onnx.save(made, tmp_path / "model.onnx")
