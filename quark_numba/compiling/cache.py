@@ -1,13 +1,19 @@
 """The cache of compiled functions on disk. A function has a file, whose name changes with the sources of the function.
 
 Numba's own cache loads damaged files without a check and fails on a full disk. This cache verifies a checksum when it reads,
-and a function whose file cannot be written is used without a file. Files are loaded by pickle, so whoever can write to the
-folder can run code in this process."""
+and a function whose file cannot be written is used without a file. Files are code, so whoever can write to the folder can run
+code in this process.
+
+A file of a function for C is an object file, which LLVM loads without Numba. One of a function for Python is a pickle of what
+Numba has compiled. A record is a file of JSON: what this package computed once and needs at each start. It depends on the whole
+package. It may name functions for C by their references, so that a process which finds a record needs nothing else of the
+package to have its functions."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import os
 import pickle
@@ -20,15 +26,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llvmlite
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
-
 from .memory import no_garbage_collection
+from .object_files import ObjectFile
 from .process_lock import locked
 from .sources import digest as digest  # `jit` takes it from here: the imports of this module change nothing that is compiled
-from .user_folder import check_folder, make_own, own_content, own_folder, warn, write
+from .sources import digest_of_package
+from .user_folder import check_folder, is_plain, make_own, named_folder, own_content, own_folder, warn, write
+from .versions import version_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +43,11 @@ SUFFIX = ".kernel"
 _MARK = b"quark_numba kernel\n"
 _NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
 
-# The file of each function for C in this process, by the address of the function.
-_files: dict[int, Path] = {}
+# The functions for C that this process has loaded or compiled: their addresses by the names of their files and, within a file,
+# by their own names; and their references by their addresses. A file that Numba compiled has one function, named "". A
+# reference is the name of a file and, after "#", that of a function.
+_functions: dict[str, dict[str, int]] = {}
+_references: dict[int, str] = {}
 
 # Functions that are called before a function without a file is compiled.
 before_compiling: list[Callable[[], None]] = []
@@ -65,12 +72,19 @@ _LONGEST_NAME = 120
 
 
 def compile_cached(compiler: Any, *signature: Any) -> None:
-    """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
-    compiler._cache = file = _File(compiler.__qualname__)
+    """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
+    signature already."""
+    compiler._cache = file = (_File if signature else _FileForC)(compiler.__qualname__)
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
-    if file.path and not signature:  # a function for C
-        _files[compiler.address] = file.path
+    if file.path and not signature:
+        _add_functions(file.path.name, {"": compiler.address})
+
+
+def _add_functions(file: str, addresses: dict[str, int]) -> None:
+    _functions.setdefault(file, addresses)
+    for name, address in addresses.items():
+        _references[address] = f"{file}#{name}"
 
 
 def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> str:
@@ -78,32 +92,80 @@ def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> s
     function does. The text is code for another machine and, like a compiled function, also depends on this processor."""
     from numba.core.registry import cpu_target
 
-    file = _File(name)
+    file, facts = _File(name), (*_facts(cpu_target.target_context.codegen()), *machine)
     with no_garbage_collection(), file.locks:
-        text: str | None = file.find(machine, cpu_target.target_context, bytes.decode)
+        text: str | None = file.find(facts, bytes.decode)
         if text is None:
             text = make()
             if file.is_written:
-                file.write(machine, cpu_target.target_context.codegen(), text.encode())
+                file.write(facts, text.encode())
     return text
 
 
-def object_of(address: int) -> tuple[str, bytes, bytes]:
-    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module. All three
-    come from the function's file, which another process that compiled the function at the same time may have written, with
-    another symbol.
+def reference_of(address: int) -> str:
+    """Return the reference of a function for C. Raise LookupError if it is not on disk."""
+    return _references[address]
 
-    Raises
-    ------
-    LookupError
-        If the function is not kept on disk."""
-    with suppress(KeyError, OSError):
-        path = _files[address]
-        content = _verified(own_content(path.parent, path.name))
-        if content:
-            (_, _, (code, bitcode)), description, *_ = pickle.loads(content)
-            return description.llvm_cfunc_wrapper_name, code, bitcode
-    raise LookupError("a compiled function is not on disk")
+
+def load_function(reference: str) -> int:
+    """Return the address of a function for C. Raise LookupError, OSError or ValueError if its file is missing or damaged, or
+    needs what this process lacks."""
+    file, _, name = reference.partition("#")
+    if file not in _functions:
+        folder = place().folder
+        if folder is None:
+            raise LookupError("no function is on disk")
+        _add_functions(file, ObjectFile.of_bytes(_verified(own_content(folder, file))).load())
+    return _functions[file][name]
+
+
+def is_kept(name: str, module: str) -> bool:
+    """Whether a function for C is on disk. If Numba has settings of the user, the answer may be False for one that is."""
+    file = _File(f"{name}_{digest(module)}")
+    return file.cache_path is not None and is_plain(loaded=True) and file.path_for(_processor()).exists()
+
+
+def load_and_keep(name: str, made: ObjectFile) -> dict[str, int]:
+    """Load an object file that Numba did not make, and keep it under a name, which ends with a digest. Return the addresses of
+    its functions."""
+    file, addresses = _File(name), made.load()
+    if file.is_written:
+        file.write(_processor(), made.to_bytes())
+    if file.path:
+        _add_functions(file.path.name, addresses)
+    return addresses
+
+
+def find_record(name: str) -> Any:
+    """Return what `keep_record` kept under a name, by this version of the package on such a processor. Return None if there is
+    nothing, or if Numba has settings of the user."""
+    record = _File(_record_name(name))
+    return record.read(_processor(), json.loads) if is_plain(loaded=True) else None
+
+
+def keep_record(name: str, content: Any) -> None:
+    """Keep content for JSON under a name, unless there is some, Numba compiles for another processor than this one, or it has
+    settings of the user."""
+    record = _File(_record_name(name))
+    if not is_plain(loaded=True) or not record.is_written or record.read(_processor(), json.loads) is not None:
+        return
+    from numba.core.registry import cpu_target
+
+    if cpu_target.target_context.codegen().magic_tuple()[1:] == _processor()[-2:]:
+        record.write(_processor(), json.dumps(content).encode())
+
+
+def _record_name(name: str) -> str:
+    return f"{name}_{digest_of_package()[:12]}"
+
+
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    """Return what `_facts` returns if Numba has its default settings, without Numba."""
+    import llvmlite.binding as ll
+
+    versions = platform.python_implementation(), platform.python_version(), version_of("numba"), version_of("llvmlite")
+    return *versions, ll.get_process_triple(), ll.get_host_cpu_name(), ll.get_host_cpu_features().flatten()
 
 
 def _verified(content: bytes) -> bytes:
@@ -128,7 +190,7 @@ def place() -> Place:
     """Return where the files are: in the folder that NUMBA_CACHE_DIR names, or else in the package's ``__pycache__``, or in the
     cache folder of the user. They are loaded if only this user or the system could have written them. The folder of a frozen
     application may be gone when the application ends."""
-    if not numba.config.CACHE_DIR and not getattr(sys, "frozen", False):
+    if not named_folder() and not getattr(sys, "frozen", False):
         with suppress(OSError):
             beside = _PACKAGE / "__pycache__"
             beside.mkdir(exist_ok=True)
@@ -153,7 +215,7 @@ def _write_to(folder: Path) -> None:
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
     folder = place().folder  # a relative path is that of the folder at its first use
-    return {"NUMBA_CACHE_DIR": str(folder.parent)} if numba.config.CACHE_DIR and folder else {}
+    return {"NUMBA_CACHE_DIR": str(folder.parent)} if named_folder() and folder else {}
 
 
 def files() -> list[Path]:
@@ -183,7 +245,7 @@ def sizes() -> list[int]:
 
 
 class _File:
-    """The file of one function, with the interface of ``numba.core.caching.Cache``."""
+    """The file of one function, with the interface of ``numba.core.caching.Cache``, or a record."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -195,30 +257,40 @@ class _File:
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled function, or None if its file is missing or damaged."""
         target_context.refresh()
+        return self.find(_facts(target_context.codegen()), lambda content: self.rebuilt(content, target_context))
 
-        def read(content: bytes) -> Any:
-            return CompileResult._rebuild(target_context, *pickle.loads(content))
+    def rebuilt(self, content: bytes, target_context: Any) -> Any:
+        """Return the function that a file has."""
+        from numba.core.compiler import CompileResult
 
-        return self.find(signature, target_context, read)
+        return CompileResult._rebuild(target_context, *pickle.loads(content))
 
-    def find(self, signature: Any, target_context: Any, read: Callable[[bytes], Any]) -> Any:
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        if self.is_written and not compiled.library.has_dynamic_globals:  # addresses of this process
+            self.write(_facts(compiled.codegen), self.content_of(compiled))
+
+    def content_of(self, compiled: Any) -> bytes:
+        """Return the content of the file of a function."""
+        from numba.core.serialize import dumps
+
+        return dumps(compiled._reduce())
+
+    def find(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
         """Read the file; if it is missing or damaged, get ready to compile. Return what `read` makes of the content, or None if
         the function has to be compiled."""
-        found = None
-        if self.cache_path is not None:
-            path = self._path(signature, target_context.codegen())
-            found = self._read(path, read)
-            if found is None and not self._why_not and not _unwritten:
-                found = self._lock_and_reread(path, read)
+        found = self.read(facts, read)
+        if found is None and self.is_written and not _unwritten:
+            found = self._lock_and_reread(facts, read)
         if found is None:
             self._announce_compiling()
         return found
 
-    def _lock_and_reread(self, path: Path, read: Callable[[bytes], Any]) -> Any:
+    def _lock_and_reread(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
         """Take the lock of the function, which `locks` hold until it is compiled, and read its file again: another process,
         which held the lock, may have written it. If there is none, call what is to be called before a function is compiled."""
+        path = self.path_for(facts)
         has_waited = self.locks.enter_context(locked(path.parent, path.name))
-        found = self._read(path, read)
+        found = self.read(facts, read)
         # A process that waits for another one to compile needs no helpers.
         for each in [] if found or has_waited else [*before_compiling]:
             each()
@@ -234,24 +306,22 @@ class _File:
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
 
-    def _read(self, path: Path, read: Callable[[bytes], Any]) -> Any:
-        """Return what `read` makes of a file's content, or None if the file is missing or damaged."""
+    def read(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
+        """Return what `read` makes of the file's content, or None if the file is missing or damaged."""
         with suppress(Exception):  # a damaged file may raise anything
-            if content := _verified(own_content(path.parent, path.name)):
-                found, self.path = read(content), path
-                return found
+            if self.cache_path is not None:
+                path = self.path_for(facts)
+                if content := _verified(own_content(path.parent, path.name)):
+                    found, self.path = read(content), path
+                    return found
         return None
 
     @property
     def is_written(self) -> bool:
         return self.cache_path is not None and not self._why_not
 
-    def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.is_written and not compiled.library.has_dynamic_globals:  # addresses of this process
-            self.write(signature, compiled.codegen, dumps(compiled._reduce()))
-
-    def write(self, signature: Any, codegen: Any, content: bytes) -> None:
-        path = self._path(signature, codegen)
+    def write(self, facts: tuple[str, ...], content: bytes) -> None:
+        path = self.path_for(facts)
         try:
             write(path, _MARK + hashlib.sha256(content).digest() + content)
             self.path = path
@@ -260,10 +330,48 @@ class _File:
                 _unwritten.add(True)
                 warn(str(self.cache_path), error.strerror or str(error))
 
-    def _path(self, signature: Any, codegen: Any) -> Path:
-        """Return the path of the file. The name includes a hash of the versions, the processor and the signature that the
-        compiled function depends on."""
-        versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
-        key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
+    def path_for(self, facts: tuple[str, ...]) -> Path:
+        """Return the path of the file. The name includes a hash of the facts that the content depends on."""
+        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
         assert self.cache_path
         return self.cache_path / f"{self.name}_{key}{SUFFIX}"
+
+
+class _FileForC(_File):
+    """The file of a function for C: an object file."""
+
+    def rebuilt(self, content: bytes, target_context: Any) -> Any:
+        assert self.cache_path
+        return _Loaded(ObjectFile.of_bytes(content).load()[""])
+
+    def content_of(self, compiled: Any) -> bytes:
+        import llvmlite.binding as ll
+
+        _, _, (code, bitcode) = compiled.library.serialize_using_object_code()
+        module = ll.parse_bitcode(bitcode)
+        needed = {value.name for value in (*module.functions, *module.global_variables) if value.is_declaration}
+        assert not any(name.startswith("NRT_MemInfo_alloc") for name in needed), f"{self.name} allocates an array"
+        symbols = {"": compiled.fndesc.llvm_cfunc_wrapper_name}
+        return ObjectFile(symbols, sorted(name for name in needed if not name.startswith("llvm.")), code).to_bytes()
+
+
+class _Loaded:
+    """A loaded function for C, as Numba expects one of its own."""
+
+    llvm_cfunc_wrapper_name = ""
+
+    def __init__(self, address: int) -> None:
+        self.library = self.fndesc = self
+        self._address = address
+
+    def get_pointer_to_function(self, _: str) -> int:
+        return self._address
+
+
+def _facts(codegen: Any) -> tuple[str, ...]:
+    """Return the versions and the processor that a compiled function depends on, as Numba has them."""
+    import llvmlite
+    import numba
+
+    versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
+    return *versions, *codegen.magic_tuple()

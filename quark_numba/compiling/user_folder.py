@@ -17,14 +17,16 @@ _log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1].name
 
+# The settings of Numba that do not change what it compiles for C.
+_PLAIN = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
+
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def own_folder() -> Path:
     """Return the folder of the user, which may not exist yet: it is in the folder that NUMBA_CACHE_DIR names, or else in the
     cache folder of the user. It never depends on the current folder. Raise FileNotFoundError if the user has no such place."""
-    place = os.environ.get("NUMBA_CACHE_DIR", "") if is_plain() else _of_numba()
-    if place:
+    if place := named_folder():
         return Path(place, _PACKAGE).absolute()
     if sys.platform == "win32":
         places, parts = [os.environ.get("LOCALAPPDATA", ""), r"~\AppData\Local"], [_PACKAGE, "Cache"]
@@ -36,6 +38,15 @@ def own_folder() -> Path:
         if os.path.isabs(each):
             return Path(each, *parts)
     raise FileNotFoundError(errno.ENOENT, "this user has no home folder")
+
+
+def named_folder() -> str:
+    """Return the folder that NUMBA_CACHE_DIR names, or "". If Numba is loaded or has a file of settings, it tells."""
+    if is_plain():
+        return os.environ.get("NUMBA_CACHE_DIR", "")
+    import numba
+
+    return str(numba.config.CACHE_DIR)
 
 
 def make_own(folder: Path) -> Path:
@@ -157,16 +168,10 @@ def warn(folder: str, reason: str) -> None:
 
 
 def is_plain(*, loaded: bool = False) -> bool:
-    """Return whether Numba has its default settings, apart from the folder of its cache, and is not loaded. If `loaded` is
-    True, it may be loaded."""
+    """Return whether Numba has its default settings, apart from the folder of its cache and from its threads, and is not
+    loaded. If `loaded` is True, it may be loaded."""
     return (
         (loaded or "numba" not in sys.modules)
         and not os.path.exists(".numba_config.yaml")
-        and all(name == "NUMBA_CACHE_DIR" for name in os.environ if name.startswith("NUMBA_"))
+        and all(name in _PLAIN for name in os.environ if name.startswith("NUMBA_"))
     )
-
-
-def _of_numba() -> str:
-    import numba
-
-    return str(numba.config.CACHE_DIR)

@@ -6,24 +6,32 @@ from __future__ import annotations
 import onnx
 
 from ..catalog import OPERATORS
+from ..compiling.cache import is_kept
 from ..compiling.helpers import Helpers
 from ..errors import EnvironmentVariableError, reraise_of_signal_handler
-from ..region import kernels, operators, tiles
+from ..region import operators
 from ..region.dispatch import TABLE
 from ..region.key import parse
 from .operators import node_function
 
 (REGION,) = operators.OPERATORS
 
+# The modules whose functions are compiled. They are imported for that alone, as they import Numba.
+_NODE, _KERNELS, _TILES = f"{__package__}.nodes.{REGION.family}", f"{TABLE.package}.kernels", f"{TABLE.package}.tiles"
+
 
 def helpers(model: onnx.ModelProto) -> Helpers:
     """Return helper processes for what the regions of a model will probably need when it is optimized. Raise
     EnvironmentVariableError if QUARK_NUMBA_COMPILE_PROCESSES is invalid."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
-    chunks = tiles if "block" in families else kernels
-    node = f"from {node_function.__module__} import node_function; node_function('{REGION.family}', 'compute')"
+    node, statements = f"compute_{REGION.family}", []
+    chunk, module = ("chunk_region_of_blocks", _TILES) if "block" in families else ("chunk_region", _KERNELS)
+    if families and not is_kept(node, _NODE):
+        statements.append(f"from {node_function.__module__} import node_function; node_function('{REGION.family}', 'compute')")
+    if families and not is_kept(chunk, module):
+        statements.append(f"from {module} import chunk_function; chunk_function()")
     try:
-        return Helpers([node, f"from {chunks.__name__} import chunk_function; chunk_function()"] if families else [])
+        return Helpers(statements)
     except ValueError as error:
         raise EnvironmentVariableError(str(error)) from None
 
@@ -36,7 +44,9 @@ def wait(running: Helpers, model: onnx.ModelProto) -> None:
         if running.are_done:
             break
         try:
-            TABLE[parse(text.decode())].task  # noqa: B018
+            program = parse(text.decode())
+            if not is_kept(program.name, _KERNELS):
+                TABLE[program].task  # noqa: B018
         except Exception as error:  # the session reports what is not valid
             reraise_of_signal_handler(error)
     if programs:

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
 
-from ..compiling import jit
+from ..compiling import cache, jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
+from ..compiling.object_files import ObjectFile, compile_assembly
 from ..compiling.records import new_record, words
 from . import python_record
 from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
@@ -136,13 +135,13 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
 }
 
 
-@functools.cache
-def _plain_library() -> Any:
-    """Return the compiled library of the plain functions. LLVM makes it without Numba, which would take longer for each
-    function than LLVM takes for all."""
+def _plain_functions() -> dict[str, int]:
+    """Return the addresses of the plain functions. LLVM compiles them without Numba, which would take longer for each function
+    than LLVM takes for all."""
     module = ir.Module("quark_numba_plain_functions")
+    symbols = {name: f"quark_numba_{name}" for name in _PLAIN}
     for name, (what, is_array) in _PLAIN.items():
-        function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), _symbol(name))
+        function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), symbols[name])
         op, index = function.args
         builder = ir.IRBuilder(function.append_basic_block())
 
@@ -151,28 +150,13 @@ def _plain_library() -> Any:
 
         result = word_at(op, _WORD(getattr(OrtCustomOp, what).offset)) if isinstance(what, str) else _WORD(what)
         builder.ret(word_at(result, builder.mul(index, _WORD(8))) if is_array else result)
-    with global_compiler_lock:
-        library = keep_alive(cpu_target.target_context.codegen().create_library(module.name))
-        library.add_ir_module(module)
-        library.finalize()
-    return library
-
-
-def _symbol(name: str) -> str:
-    return f"quark_numba_{name}"
-
-
-def plain_object() -> tuple[dict[str, str], bytes]:
-    """Return the symbols of the plain functions, and the object file that has them."""
-    library = _plain_library()
-    with global_compiler_lock:
-        return {name: _symbol(name) for name in _PLAIN}, bytes(library.codegen._tm.emit_object(library._final_module.clone()))
+    name = f"ort_plain_functions_{cache.digest(__name__)}"
+    return cache.load_and_keep(name, ObjectFile(symbols, [], compile_assembly(str(module))))
 
 
 def functions() -> dict[str, int]:
     """Return the addresses of the functions that all operators share."""
-    plain = {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
-    return {function.__name__: compiled(function) for function in SHARED} | plain
+    return {function.__name__: compiled(function) for function in SHARED} | _plain_functions()
 
 
 @functools.cache

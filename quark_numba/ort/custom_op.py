@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.memory import release_compiler
-from . import c_api, kept_kernels
+from . import c_api, kept_nodes
 from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep_alive, text_at
-from .kept_kernels import KeptKernel
+from .kept_nodes import NodeKernel, NodeKey
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class CustomOp:
     lists_needs: bool  # in place of kernels
     is_on_gpu: bool
     # Nodes that are alike share a kernel. There are few, and they are never freed.
-    kernels: dict[Attributes, KeptKernel] = field(default_factory=dict)
+    kernels: dict[Attributes, NodeKernel] = field(default_factory=dict)
 
     @functools.cached_property
     def declared(self) -> tuple[Operator, Overload]:
@@ -181,19 +181,20 @@ class CustomOp:
             if declared is not None and declared not in map(c_api.element_type, allowed):
                 raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
-    def _find_or_compile(self, node: _Node) -> KeptKernel:
+    def _find_or_compile(self, node: _Node) -> NodeKernel:
         """Return a kept kernel, or the kernel of all nodes with this operator, these types and attributes."""
-        key = kept_kernels.key_of(self.description, *node)
-        if not self.is_on_gpu and (kept := kept_kernels.find(key, self.api, self.has_shape_reference)):
+        description = self.description
+        key = NodeKey(self.release, description.domain, description.name, description.number, *node)
+        if not self.is_on_gpu and (kept := kept_nodes.find(key, self.api, self.has_shape_reference)):
             return kept
         self._check(node)
         if node.key not in self.kernels:
             self.kernels[node.key] = self._compile(node.attributes)
         if not self.is_on_gpu:
-            kept_kernels.record(key, functools.partial(kept_kernels.state_of, *self.declared, node.attributes))
+            kept_nodes.keep(key, *self.declared)
         return self.kernels[node.key]
 
-    def _compile(self, attributes: Mapping[str, Any]) -> KeptKernel:
+    def _compile(self, attributes: Mapping[str, Any]) -> NodeKernel:
         from . import operators
 
         operator, overload = self.declared
@@ -203,9 +204,9 @@ class CustomOp:
         state["messages"] = c_api.texts_at(operators.messages_of(operator))
         functions = operators.node_functions(operator.family, self.is_on_gpu)
         release_compiler()
-        return KeptKernel(int(state.ctypes.data), *functions)
+        return NodeKernel(int(state.ctypes.data), *functions)
 
-    def _prepare(self, kernel: KeptKernel, info: int) -> int:
+    def _prepare(self, kernel: NodeKernel, info: int) -> int:
         """Return the address of a node's state, as the family's `prepare` does: the address of the kernel's state, or of a
         state for this node alone."""
         constants = c_api.read_constants(self.api, info, len(self.description.input_types))

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import logging
-import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from ctypes import c_int, c_void_p
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compiling.lock import created_once, run_in_creation
 from ..errors import NotAvailableError
-from . import c_api, cuda, kept_kernels, python_record
+from . import c_api, cuda, kept_nodes, python_record
 from .c_api import Description, OrtApi
 from .custom_op import CustomOp, Need, make_structure
 from .library.load import check_platform, load
@@ -97,12 +96,8 @@ def release_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-def _descriptions(release: tuple[int, ...]) -> list[Description]:
-    """Return the descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to
-    which operators may be added."""
-    descriptions = kept_kernels.descriptions()
-    if descriptions and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
-        return descriptions
+def _describe(release: tuple[int, ...]) -> list[Description]:
+    """Return the descriptions of all overloads that are not kept."""
     from . import operators
 
     return operators.descriptions(release)
@@ -138,7 +133,7 @@ class Registry:
         process."""
         try:
             check_platform()
-            if not kept_kernels.callbacks():
+            if not kept_nodes.functions():
                 from ..compiling.jit import JIT_ENABLED  # which imports Numba
 
                 if not JIT_ENABLED:
@@ -160,11 +155,13 @@ class Registry:
     @functools.cached_property
     def _functions(self) -> dict[str, int]:
         """The addresses of the functions that all operators share."""
-        if addresses := kept_kernels.callbacks():
+        if addresses := kept_nodes.functions():
             return addresses
         from . import callbacks
 
-        return callbacks.functions()
+        addresses = callbacks.functions()
+        kept_nodes.keep_functions(addresses)
+        return addresses
 
     @functools.cached_property
     def python_functions(self) -> int:
@@ -189,27 +186,28 @@ class Registry:
 
         def add() -> None:
             release = release_of(version)
-            domains = dict.fromkeys(description.domain for description in _descriptions(release))
+            descriptions = kept_nodes.descriptions(release, _describe)
+            domains = dict.fromkeys(description.domain for description in descriptions)
             for domain in domains_to_add(domains, self.limit, has):
-                c_api.call(
-                    api, OrtApi.AddCustomOpDomain, options, self._get_or_create_domain(api, release, domain, has(LISTS_NEEDS))
-                )
+                own = [description for description in descriptions if description.domain == domain]
+                added = self._get_or_create_domain(api, release, domain, own, has(LISTS_NEEDS))
+                c_api.call(api, OrtApi.AddCustomOpDomain, options, added)
                 set_entry(_HAS_DOMAIN + domain)
             if not has(REGISTERED) and (not self.limit or has(ALL_DOMAINS)):
                 set_entry(REGISTERED)
 
         return _run(api, add, is_done)
 
-    def _get_or_create_domain(self, api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
+    def _get_or_create_domain(
+        self, api: int, release: tuple[int, ...], domain: str, descriptions: list[Description], lists_needs: bool
+    ) -> int:
         """Return an OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
         overloads' types to check types, and to infer the types of outputs that the model does not declare."""
         key = api, domain, lists_needs
         if key not in self._domains:
             made: int = c_api.ask(api, OrtApi.CreateCustomOpDomain, c_void_p, domain.encode())
             all_providers = _providers()
-            for description in _descriptions(release):
-                if description.domain != domain:
-                    continue
+            for description in descriptions:
                 for provider in all_providers if description.runs_on_gpus else [None]:
                     structure = make_structure(description, provider, self._functions, self.python_functions)
                     address = ctypes.addressof(structure)

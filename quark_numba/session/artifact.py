@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -18,9 +19,9 @@ class Artifact(NamedTuple):
     `blocked_regions` is the number of its regions in the blocked layout; `left` are the numbers of nodes that stay as they
     are, by operator and reason.
 
-    `why_not_kept` is why it must not be kept, "" if it may be. `state` is that of the file of a kept model. `probes` tell
-    whether options replace initializers of the model, and are empty if it is not kept. `refusal` is why the model cannot run if
-    ONNX Runtime refuses it, "" if no reason is known."""
+    `why_not_kept` is why it must not be kept, "" if it may be. `state` is that of the file of a kept model. `probes`, the two
+    of ``initializers``, tell whether options replace initializers of a kept model; there are none if it was made with options
+    that do. `refusal` is why the model cannot run if ONNX Runtime refuses it, "" if no reason is known."""
 
     source: bytes | str | None
     files: ExitStack
@@ -52,8 +53,13 @@ class Artifact(NamedTuple):
         left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
         return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
+    def facts(self) -> dict[str, Any]:
+        """Return what `of_facts` needs beside a file, for JSON."""
+        return self.report() | {"probes": [base64.b64encode(probe).decode() for probe in self.probes]}
+
     @classmethod
-    def of_report(cls, path: str, report: dict[str, Any], state: State) -> Artifact:
-        """Return the artifact of a kept file. Raise an exception of any kind if the report is malformed."""
-        left = {(group["operator"], group["why"]): group["nodes"] for group in report["left"]}
-        return cls(path, ExitStack(), report["regions_in_blocked_layout"], left, state=state)
+    def of_facts(cls, path: str, facts: dict[str, Any], state: State) -> Artifact:
+        """Return the artifact of a kept file. Raise an exception of any kind if the facts are malformed."""
+        left = {(group["operator"], group["why"]): group["nodes"] for group in facts["left"]}
+        probes = tuple(map(base64.b64decode, facts["probes"]))
+        return cls(path, ExitStack(), facts["regions_in_blocked_layout"], left, state=state, probes=probes)

@@ -73,13 +73,13 @@ def create_artifact(request: SessionRequest) -> Artifact:
     probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
     refusals = _find_refusals(model)
     del model
-    artifact = get_or_build(request, source)
+    artifact = get_or_build(request, source, probes)
     if artifact.source is None and request.path is not None:
         named_in_utf8(request.path)
     _warn(request, artifact.left)
     left = {name for name, _ in artifact.left}
     reasons = (why for name, (is_rewritten, why) in refusals.items() if name in left or not is_rewritten)
-    return artifact._replace(probes=probes, refusal=next(reasons, ""))
+    return artifact._replace(refusal=next(reasons, ""))
 
 
 def load(source: Any) -> onnx.ModelProto:
@@ -136,12 +136,13 @@ def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
         _log.warning(_ON_THE_CPU, nodes)
 
 
-def get_or_build(request: SessionRequest, source: model_files.Source) -> Artifact:
+def get_or_build(request: SessionRequest, source: model_files.Source, probes: tuple[bytes, ...] = ()) -> Artifact:
     """Return the model of a source as sessions of the request run it, from the cache if the request has one. The source
-    forgets its model. Raise ValueError if `cache` is set for a model without a path."""
+    forgets its model. `probes` are kept with it. Raise ValueError if `cache` is set for a model without a path."""
 
     def build(place: Path | None) -> Artifact:
-        return _build(request, source if place else source.again(), place or request.temporary_folder)
+        made = _build(request, source if place else source.again(), place or request.temporary_folder)
+        return made._replace(probes=probes)
 
     if source.path is None and request.cache not in (None, False):
         raise ValueError("cache is set, but the model has no path; expected the path of a model")

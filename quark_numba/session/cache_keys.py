@@ -4,7 +4,6 @@ without onnx and Numba."""
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 from ..compiling.lock import IMPORTS
 from ..compiling.sources import digest_of_package
 from ..compiling.user_folder import without_links
+from ..compiling.versions import version_of
 from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
@@ -53,7 +53,7 @@ def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Map
     parts = {
         "files": [_find_digest(folder, model, others), *(_find_digest(folder, path, []) for path in others)],
         "options": facts,
-        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_find_version, _DISTRIBUTIONS)],
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(version_of, _DISTRIBUTIONS)],
         "package": digest_of_package() or __version__,
         "operators": _list_added_operators(),
         "processor": [platform.machine(), *host],
@@ -69,30 +69,6 @@ def _list_added_operators() -> list[tuple[str, int]]:
     """Return the operators that were added from outside of the package, which needs the catalog to be loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
-
-
-def _find_version(name: str) -> str:
-    """Return the version of a distribution, "" if it is not installed. It is read from the name of a folder if there is one, as
-    importlib.metadata is slower."""
-    pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
-    for place in sys.path:
-        for entry in _list_names(place or "."):
-            if match := pattern.fullmatch(entry):
-                return match[1]
-    with IMPORTS:
-        from importlib.metadata import version
-
-    try:
-        return version(name)
-    except ImportError:
-        return ""
-
-
-@functools.cache
-def _list_names(folder: str) -> list[str]:
-    with suppress(OSError):
-        return [name for name in os.listdir(folder) if name.endswith(".dist-info")]
-    return []
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:

@@ -14,11 +14,11 @@ from ..checks import Qdq
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, reraise_of_signal_handler
-from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry, kept_kernels
+from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry
 from ..ort.providers import CPU
-from . import fast_start
 from .artifact import Artifact
-from .options import NOTHING_REPLACED, changing
+from .model_cache import ModelCache
+from .options import NOTHING_REPLACED, changing, options_replace_nothing
 from .request import Operators, SessionRequest
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
@@ -125,7 +125,6 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             replaced=NOTHING_REPLACED if sess_options is None else None,
         )
         request.check()
-        artifact = fast_start.open_with_kernels(request)  # before the operators are registered, which compiles kernels
         request = request.register()
         if keep_quantized_weights:
             # A plan of memory would set aside room for the floats of all weights twice.
@@ -134,8 +133,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         def create(source: Any, *chosen: Any) -> None:
             super(InferenceSession, self).__init__(source, options, *chosen, **ort_arguments)
 
-        with kept_kernels.recording() as recorded:
-            artifact = self._start(request, artifact or _create_artifact(request), create, provider_options)
+        artifact = self._start(request, _open_kept(request) or _create_artifact(request), create, provider_options)
         # `set_providers` prepares the model again, so it is kept, except for a large one in memory.
         self._request: SessionRequest | None = request
         if request.path is None:
@@ -143,8 +141,6 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             self._request = None if artifact.path else request._replace(model=content)
         # The path is that of the model that the user passed: optimum, for one, copies the file with this name.
         self._model_path, self._model_bytes = request.path, None
-        if request.is_native and artifact.probes:
-            fast_start.add_kernels(request, artifact, recorded)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -188,6 +184,22 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         _log.warning("%s: could not cache the optimized model: it was removed while a session was created", artifact.path)
         request = request._replace(cache=False)
         return self._start(request, _create_artifact(request), create, provider_options)
+
+
+def _open_kept(request: SessionRequest) -> Artifact | None:
+    """Return the kept model of a request, which needs no onnx. Return None if there is none, or if the options may replace
+    initializers."""
+    try:
+        cache = ModelCache.choose(request.cache)
+        entry = cache.find(request) if cache else None
+        artifact = cache.open_or_discard(entry) if cache and entry else None
+    except Exception as error:  # if it persists, `_create_artifact` raises it
+        reraise_of_signal_handler(error)
+        return None
+    if artifact and request.replaced is None:
+        replaces_nothing = artifact.probes and options_replace_nothing(request.options, *artifact.probes)
+        return artifact if replaces_nothing else None
+    return artifact
 
 
 def _create_artifact(request: SessionRequest) -> Artifact:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..compiling.user_folder import OTHERS_WRITE, close_to_others, make_own, own_content, own_folder, warn, without_links
+from ..compiling.user_folder import OTHERS_WRITE, make_own, own_folder, warn, without_links
 from ..errors import EnvironmentVariableError, MissingFileError, WriteError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import remove_left_behind, temporary_folder
@@ -37,9 +37,6 @@ _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may 
 
 # The environment variable for the most gigabytes of a folder, and the default.
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
-
-# The bytes of the digest before the content of a file that was added.
-_BYTES_OF_SEAL = 32
 
 
 def users_folder() -> Path:
@@ -118,26 +115,6 @@ class ModelCache(NamedTuple):
             _log.info("%s: a kept model is damaged, and is made again", entry)
         return kept
 
-    def add(self, entry: Path, name: str, content: bytes) -> None:
-        """Add a file to an entry, which only this user may change, for `read_added`. Others lose the right to write to the
-        entry. Nothing is added where it would not be read."""
-        if not _is_own(entry):
-            return
-        try:
-            close_to_others(entry)
-            _write(entry / name, _seal(entry, content) + content)
-        except OSError as error:
-            _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
-
-    def read_added(self, entry: Path, name: str) -> bytes | None:
-        """Return a file that was added to an entry. Return None if there is no such file, if it is damaged or belongs to
-        another entry, or if users other than this one and the system could have written to it or to the entry: it may be
-        code."""
-        with suppress(OSError):
-            seal, content = (whole := own_content(entry, name))[:_BYTES_OF_SEAL], whole[_BYTES_OF_SEAL:]
-            return content if seal == _seal(entry, content) else None
-        return None
-
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
         """Make an entry of a model, and return the model as it is there. The folder of the model's files, which is a temporary
         one of this cache, gets a marker and a manifest, and is then renamed to the entry. After that the entries that were used
@@ -164,7 +141,7 @@ class ModelCache(NamedTuple):
                 place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS_WRITE)
         states = {name: state_of(folder / name) for name in names}
         files = {name: [state, _digest(folder / name)] for name, state in states.items()}
-        facts = artifact.report() | {"original": original}
+        facts = artifact.facts() | {"original": original}
         manifest = {"name": entry.name, "file": path.name, "files": files, "facts": facts}
         (folder / _MANIFEST).write_text(json.dumps(manifest))
         os.rename(folder, entry)
@@ -235,7 +212,7 @@ def _open(entry: Path) -> Artifact:
             raise ValueError(f"{name} is damaged")
     if manifest["name"] != entry.name:
         raise ValueError(f"it is {manifest['name']}")
-    kept = Artifact.of_report(str(entry / model), manifest["facts"], states[model])
+    kept = Artifact.of_facts(str(entry / model), manifest["facts"], states[model])
     with suppress(OSError):
         if any(states[name] != state for name, (state, _) in files.items()):
             manifest["files"] = {name: [states[name], digest] for name, (_, digest) in files.items()}
@@ -256,11 +233,6 @@ def _is_own(entry: Path) -> bool:
 def _digest(path: Path) -> str:
     with open(path, "rb", opener=without_links) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _seal(entry: Path, content: bytes) -> bytes:
-    """Return the digest of a file that is added to an entry, and to no other."""
-    return hashlib.sha256(entry.name.encode() + content).digest()
 
 
 def _write(path: Path, content: bytes) -> None:

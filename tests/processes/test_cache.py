@@ -1,15 +1,12 @@
 """The cache on disk: filled by several processes, unwritable, broken or of another version."""
 
 import errno
-import hashlib
 import os
-import pickle
 import shutil
 import stat
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -18,7 +15,8 @@ from marks import default_of, sizes
 from processes import PREPARE, python, run, start
 
 import quark_numba
-from quark_numba.compiling import access_list, cache, jit, user_folder
+from quark_numba.compiling import access_list, cache, user_folder
+from quark_numba.compiling.array_functions import array_function
 from quark_numba.compiling.sources import sources
 
 pytestmark = pytest.mark.compiled
@@ -107,7 +105,7 @@ def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
     for waits in (False, True, False):
         if waits:
             cache.session_waits()
-        compiled.load_overload(None, SimpleNamespace(refresh=lambda: None))
+        compiled.find((), bytes)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO", "INFO"]
     assert caplog.records[1].getMessage() == "compiling kernels takes some seconds; they are kept in memory alone"
 
@@ -241,7 +239,7 @@ def place(monkeypatch, tmp_path):
 def compile_one():
     """Return the result of a small kernel, which is loaded or compiled."""
     x = np.zeros(1)
-    jit.kernel(one, "one", numba.types.void(numba.float64[::1]))(x)
+    array_function(one, "one", numba.types.void(numba.float64[::1]))(x)
     return x[0]
 
 
@@ -266,21 +264,18 @@ def test_the_folder_is_for_this_user_alone(mask, place):
     assert stat.S_IMODE(file.stat().st_mode) == 0o644 & ~mask
 
 
-PLANTED = []
+def two(x):
+    x[0] = 2
 
 
-def plant():
-    PLANTED.append("planted")
-
-
-class Planted:
-    def __reduce__(self):
-        return plant, ()
-
-
-def write_planted(file):
-    content = pickle.dumps(Planted())
-    file.write_bytes(cache._MARK + hashlib.sha256(content).digest() + content)
+@pytest.fixture
+def planted(place):
+    """Return the content of a file whose kernel writes 2, as another user might plant it."""
+    array_function(two, "two", numba.types.void(numba.float64[::1]))
+    (file,) = cache.files()
+    content = file.read_bytes()
+    file.unlink()
+    return content
 
 
 def of_another(path):
@@ -292,33 +287,26 @@ def of_another(path):
 @posix
 @pytest.mark.compiled
 @pytest.mark.parametrize("change", [lambda file: file.chmod(0o664), lambda file: file.chmod(0o646), of_another])
-def test_a_file_that_others_could_have_written(change, place):
+def test_a_file_that_others_could_have_written(change, planted, place):
     """A file that others could have written is not loaded; the kernel is compiled again."""
-    PLANTED.clear()
     compile_one()
     (file,) = cache.files()
-    write_planted(file)
-    assert compile_one() == 1
-    assert PLANTED  # it would be loaded if it were this user's
-    PLANTED.clear()
-    write_planted(file)
+    file.write_bytes(planted)
+    assert compile_one() == 2  # it is loaded if it is this user's
     change(file)
     assert compile_one() == 1
-    assert not PLANTED
     user_folder.own_content(place, file.name)  # raises no error
 
 
 @posix
 @pytest.mark.compiled
-def test_a_link_in_the_place_of_a_file(place, tmp_path):
-    PLANTED.clear()
+def test_a_link_in_the_place_of_a_file(planted, tmp_path):
     compile_one()
     (file,) = cache.files()
     file.unlink()
-    write_planted(tmp_path / "planted")
+    (tmp_path / "planted").write_bytes(planted)
     file.symlink_to(tmp_path / "planted")
     assert compile_one() == 1
-    assert not PLANTED
     assert not file.is_symlink()
 
 
@@ -459,9 +447,11 @@ def test_the_digest_covers_what_a_kernel_is_made_of(family):
         "cache",
         "lock",
         "memory",
+        "object_files",
         "process_lock",
         "sources",
         "user_folder",
+        "versions",
     )  # all but `lock` are imported by the cache alone
     apart = {f"quark_numba.compiling.{each}" for each in apart}
     assert covered >= imported - apart

@@ -240,5 +240,5 @@ def test_an_application_of_pyinstaller(tmp_path):
     assert done.returncode == 0, done.stderr
     # As it is that of an ordinary installation, both have the same kernels.
     assert f"digest {cache.digest('quark_numba.linear.kernels')}" in done.stdout.splitlines()
-    assert [*(tmp_path / "kept").glob("*/kernels")]
+    assert [*(tmp_path / "kept").glob("*/kept.json")]
     assert {*application.parent.rglob("*")} == before

@@ -21,7 +21,7 @@ from pathlib import Path
 import onnxruntime
 import quark_numba.ort.callbacks, quark_numba.region.kernels, quark_numba.session.build
 from quark_numba.models import model_files
-from quark_numba.session import cache_keys, fast_start
+from quark_numba.session import cache_keys
 from quark_numba.session.model_cache import ModelCache
 
 from kept_models import write
@@ -53,7 +53,7 @@ def entries():
 def check_files():
     assert not [*folder.glob("quark_numba_*")]
     for entry, manifest in entries():
-        names = {{each.name for each in entry.iterdir()}} - {{"kernels"}}
+        names = {{each.name for each in entry.iterdir()}}
         assert names == {{*manifest["files"], "kept.json", "kept by quark_numba"}}
 
 wait(fork(lambda: expected.write_bytes(outputs(False))))

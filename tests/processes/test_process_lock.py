@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from processes import python, start
 
-from quark_numba.compiling import cache, jit, process_lock
+from quark_numba.compiling import cache, process_lock
+from quark_numba.compiling.array_functions import array_function
 from quark_numba.compiling.process_lock import locked
 
 HOLDS = """
@@ -135,7 +136,7 @@ def test_a_kernel_that_another_process_compiles(writes, hold, tmp_path, monkeypa
     monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
     caplog.set_level("INFO")
     signature, x = numba.types.void(numba.float64[::1]), np.zeros(1)
-    jit.kernel(one, "one", signature)
+    array_function(one, "one", signature)
     (file,) = cache.files()
     content = file.read_bytes()
     file.unlink()
@@ -149,7 +150,7 @@ def test_a_kernel_that_another_process_compiles(writes, hold, tmp_path, monkeypa
     monkeypatch.setattr(process_lock, "sleep", ends)
     monkeypatch.setattr(cache, "before_compiling", [lambda: pytest.fail("this starts helpers")])
     caplog.clear()
-    jit.kernel(one, "one", signature)(x)
+    array_function(one, "one", signature)(x)
     assert x == 1
     assert ("compiling" in caplog.text) == (not writes)
     assert cache.files() == [file]

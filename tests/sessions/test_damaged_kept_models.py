@@ -152,17 +152,6 @@ def test_a_clock_that_is_wrong(path, hours, monkeypatch):
 
 
 @posix
-def test_nothing_is_written_through_a_link(path):
-    """Another user has put links where this process will write."""
-    cache, entry, precious = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache"), path.parent / "precious"
-    precious.write_bytes(b"precious")
-    (entry / "more").symlink_to(precious)
-    cache.add(entry, "more", b"content")
-    assert cache.read_added(entry, "more") == b"content"
-    assert precious.read_bytes() == b"precious"
-
-
-@posix
 def test_an_entry_that_becomes_a_link_while_it_is_removed(path, monkeypatch):
     """When an entry becomes a link while it is removed, what the link leads to stays."""
     cache, entry, theirs = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache"), path.parent / "theirs"
@@ -193,56 +182,9 @@ def test_temporary_folders_of_others_stay(tmp_path, monkeypatch):
     assert not folder.exists()
 
 
-def of_another(path, patch):
-    if os.geteuid():
-        patch.setattr(os, "geteuid", lambda: 12345)
-    else:  # whose files are trusted whoever the user is
-        os.chown(path, 12345, -1)
-
-
-def writable(path, _):
-    path.chmod(path.stat().st_mode | 0o020)
-
-
-def linked_folder(path, _):
-    if not path.is_dir():
-        return linked(path)
-    path.rename(path.with_name("elsewhere"))
-    return path.symlink_to(path.with_name("elsewhere"))
-
-
-@posix
-@pytest.mark.parametrize("change", [of_another, writable, linked_folder])
-@pytest.mark.parametrize("part", ["folder", "file"])
-@pytest.mark.by_default(4)
-def test_content_that_another_user_could_have_chosen(path, part, change, monkeypatch):
-    """Content that another user could have chosen is not loaded: it may be code."""
-    cache, entry = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache")
-    cache.add(entry, "more", b"content")
-    assert cache.read_added(entry, "more") == b"content"
-    change({"folder": entry, "file": entry / "more"}[part], monkeypatch)
-    assert cache.read_added(entry, "more") is None
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"x" + content[1:], lambda content: b""])
-def test_damaged_content(path, damage):
-    cache, entry = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache")
-    cache.add(entry, "more", b"content")
-    (entry / "more").write_bytes(damage((entry / "more").read_bytes()))
-    assert cache.read_added(entry, "more") is None
-
-
-def test_content_of_another_entry(path):
-    cache, entry = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache")
-    cache.add(entry, "more", b"content")
-    other = shutil.copytree(entry, entry.with_name(f"{cache_keys.PREFIX}{20 * '0'}"))
-    assert cache.read_added(entry, "more") == b"content"
-    assert cache.read_added(other, "more") is None
-
-
 @posix
 def test_a_mask_that_lets_others_write(path):
-    """Nobody else may write to an entry. Its content is loaded, then."""
+    """Nobody else may write to an entry."""
     cache = ModelCache(path.parent / "cache")
     before = os.umask(0)
     try:
@@ -251,22 +193,4 @@ def test_a_mask_that_lets_others_write(path):
     finally:
         os.umask(before)
     entry = max((each for each, _, _ in cache.entries()), key=os.path.getctime)
-    cache.add(entry, "more", b"content")
-    assert cache.read_added(entry, "more") == b"content"
     assert not any(each.stat().st_mode & 0o022 for each in (entry, *entry.iterdir()))
-
-
-@posix
-def test_an_entry_that_others_can_write_to(path, caplog, monkeypatch):
-    """Its user takes that right from them, and adds what is loaded then. Nothing is written where it would not be loaded."""
-    cache, entry = ModelCache(path.parent / "cache"), entry_of(path.parent / "cache")
-    entry.chmod(0o777)
-    before = {each.name for each in entry.iterdir()}
-    with monkeypatch.context() as patch, caplog.at_level("INFO"):
-        patch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
-        cache.add(entry, "more", b"content")
-    assert f"{entry}: more cannot be kept: other users can write to it, as its mode is 777" in caplog.text
-    assert {each.name for each in entry.iterdir()} == before
-    cache.add(entry, "more", b"content")
-    assert entry.stat().st_mode & 0o777 == 0o755
-    assert cache.read_added(entry, "more") == b"content"

@@ -292,7 +292,7 @@ def test_no_place_for_temporary_files(tmp_path, builds, cause, monkeypatch, capl
 @pytest.fixture
 def users(monkeypatch, tmp_path):
     """Return the folder that contains the cache of the user."""
-    monkeypatch.setattr(user_folder, "_of_numba", lambda: str(tmp_path / "users"))
+    monkeypatch.setattr(user_folder, "named_folder", lambda: str(tmp_path / "users"))
     user_folder.warn.cache_clear()
     return tmp_path / "users"
 

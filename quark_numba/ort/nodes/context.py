@@ -18,7 +18,7 @@ from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
 
 # The first fields of every node's state. Compiled code is kept on disk, so it must not contain addresses: they are here.
-# `kept_kernels` knows the places of the first three.
+# `kept_nodes` knows the places of the first three.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
     ("has_shape_reference", np.int64),  # whether that table has a function that shows shapes without a copy

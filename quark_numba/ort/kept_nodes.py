@@ -1,0 +1,130 @@
+"""What sessions need of operators and nodes, in records of the cache: the descriptions of all overloads, the functions that all
+operators share, and the states of nodes. A process that finds them loads compiled functions with LLVM alone: it needs neither
+Numba nor the declarations of operators.
+
+Operators that were added to the catalog have no records, and in a process that added some there are no records of others."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..compiling.cache import find_record, keep_record, load_function, reference_of
+from .c_api import Description, keep_alive, texts_at
+
+if TYPE_CHECKING:
+    from ..declaration import Operator, Overload
+
+_CATALOG = f"{__package__.rpartition('.')[0]}.catalog"
+
+_FUNCTIONS = "ort_functions"
+
+
+class NodeKernel(NamedTuple):
+    """The address of a state, and the addresses of the functions of its nodes, 0 for one that the family does not have."""
+
+    state: int
+    compute: int
+    prepare: int
+    destroy: int
+
+
+def _may_be_kept() -> bool:
+    """Whether the catalog has the operators of the package alone."""
+    catalog = sys.modules.get(_CATALOG)
+    return catalog is None or not catalog.OPERATORS.added
+
+
+@functools.cache
+def functions() -> dict[str, int]:
+    """Return the addresses of the functions that all operators share, or an empty dict if they are not kept. The answer never
+    changes in a process."""
+    record = find_record(_FUNCTIONS) or {}
+    with suppress(LookupError, OSError, ValueError):
+        return {name: load_function(reference) for name, reference in record.items()}
+    return {}
+
+
+def keep_functions(addresses: Mapping[str, int]) -> None:
+    """Keep the functions that all operators share."""
+    with suppress(LookupError):
+        keep_record(_FUNCTIONS, {name: reference_of(address) for name, address in addresses.items()})
+
+
+def descriptions(release: tuple[int, ...], describe: Callable[[tuple[int, ...]], list[Description]]) -> list[Description]:
+    """Return the descriptions of all overloads in a release of ONNX Runtime. `describe` returns those that are not kept."""
+    if not _may_be_kept():
+        return describe(release)
+    if release not in _descriptions:
+        name = f"ort_descriptions_{'.'.join(map(str, release))}"
+        _descriptions[release] = [Description(*fields) for fields in find_record(name) or ()] or describe(release)
+        keep_record(name, _descriptions[release])
+    return _descriptions[release]
+
+
+_descriptions: dict[tuple[int, ...], list[Description]] = {}  # by release
+
+
+class NodeKey(NamedTuple):
+    """All that the kernel of a node depends on."""
+
+    release: tuple[int, ...]  # of ONNX Runtime, which numbers the overloads
+    domain: str
+    name: str
+    overload: int
+    attributes: Mapping[str, Any]
+    inputs: Any  # the types and shapes that are checked
+    outputs: Any
+
+    @property
+    def record(self) -> str:
+        """The name of the record."""
+        return f"ort_{self.name}_{hashlib.sha256(json.dumps(self).encode()).hexdigest()[:16]}"
+
+
+# The states that were made from records, by the names of these.
+_kernels: dict[tuple[str, int], NodeKernel] = {}
+
+
+def find(key: NodeKey, api: int, has_shape_reference: bool) -> NodeKernel | None:
+    """Return the kept kernel of a node, or None if no kernel is kept for it."""
+    name = key.record
+    if (name, api) not in _kernels and _may_be_kept():
+        record = find_record(name)
+        with suppress(LookupError, OSError, ValueError):
+            if record:
+                _kernels[name, api] = _load(record, api, has_shape_reference)
+    return _kernels.get((name, api))
+
+
+def _load(record: Mapping[str, Any], api: int, has_shape_reference: bool) -> NodeKernel:
+    words = [*record["words"]]
+    for index, reference in record["functions"]:
+        words[index] = load_function(reference)
+    # The first fields of `nodes.context.STATE`.
+    words[:3] = api, has_shape_reference, texts_at(tuple(text.encode() for text in record["messages"]))
+    state = keep_alive((ctypes.c_int64 * len(words))(*words))
+    return NodeKernel(ctypes.addressof(state), *(load_function(each) if each else 0 for each in record["node"]))
+
+
+def keep(key: NodeKey, operator: Operator, overload: Overload) -> None:
+    """Keep the kernel of a node, which this process has compiled, unless one of its functions is not on disk."""
+    from . import operators
+
+    if not _may_be_kept():
+        return
+    words, functions = operators.words_of(operator, overload, key.attributes)
+    with suppress(LookupError):
+        content = {
+            "words": [0 if index in functions else word for index, word in enumerate(words)],
+            "functions": [[index, reference_of(words[index])] for index in functions],
+            "node": [reference_of(address) if address else "" for address in operators.node_functions(operator.family)],
+            "messages": [text.decode() for text in operators.messages_of(operator)],
+        }
+        keep_record(key.record, content)
