@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ _EXCLUDED = 5
 
 def add_parser(commands: Any) -> None:
     from ..analysis import text_tables
-    from ..analysis.experiments.formats import FORMATS
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
@@ -47,9 +47,9 @@ def add_parser(commands: Any) -> None:
         "--what-if",
         nargs="+",
         default=[],
-        choices=list(FORMATS),
+        choices=arguments.LazyChoices(_formats),
         metavar="TYPE",
-        help=f"also measure each tensor in these formats, and find the best trade-offs: {', '.join(FORMATS)}",
+        help="also measure each tensor in these formats, and find the best trade-offs: %(choices)s",
     )
     parser.add_argument("--csv", metavar="FILE", help="write the table of all tensors")
     parser.add_argument("--html", metavar="FILE", help="write all results as one page with plots; needs the extra `plots`")
@@ -64,6 +64,12 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help=f"the number of worst tensors for --exclude-config (default: {_EXCLUDED})",
     )
+
+
+def _formats() -> Iterable[str]:
+    from ..analysis.experiments.formats import FORMATS
+
+    return FORMATS
 
 
 def _analyze(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compiling.versions import distributions_with, version_of
 from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
@@ -35,8 +36,6 @@ def add_parser(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    import numba
-
     from ..compiling import cache
     from ..ort import get_library_path
 
@@ -65,7 +64,7 @@ def _info(options: argparse.Namespace) -> int:
         "machine": f"{platform.system()} {platform.machine()}",
         "backend": backend,
         "why": reason,
-        "threads of direct calls": numba.get_num_threads(),
+        "threads of direct calls": _count_threads(),
         "threads of a session": f"the session's own{device}",
         "amd-quark": _version(_QUARK),
         **({"operators of amd-quark": _library_of_quark()} if _version(_QUARK) != _MISSING else {}),
@@ -79,6 +78,18 @@ def _info(options: argparse.Namespace) -> int:
     else:
         print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
     return 0
+
+
+def _count_threads() -> int:
+    """Return the number of threads that Numba has, or will have when it is imported."""
+    from ..compiling.threads import number_of_processors
+    from ..compiling.user_folder import is_plain
+
+    if is_plain():
+        return int(os.environ.get("NUMBA_NUM_THREADS", 0)) or number_of_processors()
+    import numba
+
+    return int(numba.get_num_threads())
 
 
 def _cache() -> str:
@@ -109,13 +120,11 @@ def _models(given: str | None) -> tuple[ModelCache | None, str]:
 
 def _onnxruntime() -> tuple[str, str]:
     """Return the version of ONNX Runtime, the packages that provide it if they have other names, and a note on its device."""
-    from importlib.metadata import packages_distributions
-
     try:
         import onnxruntime
     except ModuleNotFoundError:
         return _MISSING, ""
-    others = sorted({*packages_distributions().get("onnxruntime", ())} - {"onnxruntime"})
+    others = [name for name in distributions_with("onnxruntime") if name != "onnxruntime"]
     providers = f", from {' and '.join(others)}" if others else ""
     return onnxruntime.__version__ + providers, f"; {onnxruntime.get_device()} provider"
 
@@ -125,12 +134,7 @@ def _count_and_size(sizes: list[int]) -> str:
 
 
 def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return _MISSING
+    return version_of(distribution) or _MISSING
 
 
 def _library_of_quark() -> str:

@@ -23,13 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
-from ..compiling.jit import JIT_ENABLED
 from ..compiling.lock import run_in_creation
 from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
 from ..errors import missing_packages_are_named
-from . import callbacks
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +97,9 @@ def _declare() -> None:
             _, operator, overload = known[k_id]
             _log.error("%s: %s; the output is left empty", operator.full_name, error)
             return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
+
+    from ..compiling.jit import JIT_ENABLED  # which imports Numba
+    from . import callbacks
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
         callbacks.uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
