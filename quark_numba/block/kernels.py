@@ -11,7 +11,8 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import allocate, array_at, record_at, release
+from ..compiling.array_functions import new_words, release_words
+from ..compiling.intrinsics import address_of, allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
 from ..compiling.variants import Loops, variants
 from ..compiling.vectors import transpose
@@ -351,13 +352,17 @@ def _run_packed(key: Key) -> Any:
 def _loops(key: Key) -> Loops:
     x_dtype, y_dtype, is_packed, convert_part = key.x.storage.type, key.y.storage.type, key.y.is_packed, _run(key)
     y_per_byte, convert_part_of_task = (8 // key.y.bits, _run_packed(key)) if is_packed else (1, convert_part)
-    # A read-only x gets the type that `task` has for it. Otherwise `_run` would be compiled for both types.
+    # A read-only x gets the type that the others have for it. Otherwise `_run` would be compiled for both types.
     writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
 
-    def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
-        """Convert all of x on one thread."""
-        scratch = np.empty(scratch_size(blocks), np.uint32)
-        convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
+    def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> bool:
+        """Convert all of x on one thread. Return whether there was enough memory."""
+        words = new_words((scratch_size(blocks) + 1) // 2)
+        has_memory = address_of(words, 0) != 0
+        if has_memory:
+            convert_part(x, y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), words.view(np.uint32))
+        release_words(words)
+        return has_memory
 
     def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, slices: int) -> None:
         """Convert all of x on Numba's threads."""
@@ -395,4 +400,4 @@ def _arguments(key: Key) -> list[Any]:
     return [*arrays, types.float32, types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)]
 
 
-serial_kernel, parallel_kernel, task_function = variants(_loops, lambda key: key.name, _arguments)
+serial_kernel, parallel_kernel, task_function = variants(_loops, lambda key: key.name, _arguments, allocates=True)

@@ -14,7 +14,7 @@ A kernel that depends on a key of a dispatch table is defined within a function,
                 if has_bias:
                     y[i] += 1
 
-        return jit.kernel(run, f"run_{key.name}", signature)
+        return array_function(run, f"run_{key.name}", signature)
 
 Numba takes these variables as constants, so conditions on them are decided at compile time. The cache does not look at them: it
 knows a kernel by its name and the sources of its module (see `_named`), so the name has to tell one key from another.
@@ -70,12 +70,16 @@ def function(function: Callable[..., Any], name: str | None = None, **calls: Any
     return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(named)
 
 
-def kernel(function: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False) -> Any:
-    """Compile `function` for calls from Python, and keep it on disk under `name`."""
-    compiled = numba.njit(parallel=parallel, **_FLAGS)(_named(function, name))
+def interpreted(function: Callable[..., Any]) -> Any:
+    """Return `function` as Python runs it if NUMBA_DISABLE_JIT is set. numpy's scalars warn of results that IEEE defines."""
+    return np.errstate(all="ignore")(function)
+
+
+def parallel(function: Callable[..., Any], name: str, signature: Any) -> Any:
+    """Compile `function` for calls from Python on Numba's threads, and keep it on disk under `name`."""
     if not JIT_ENABLED:
-        # The scalars of numpy warn of results that IEEE defines.
-        return np.errstate(all="ignore")(compiled)
+        return interpreted(function)
+    compiled = numba.njit(parallel=True, **_FLAGS)(_named(function, name))
     compile_cached(compiled, signature)
     compiled.disable_compile()
     return compiled

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from .lock import created_once
+from .python_calls import get_or_compile
 from .threads import run_on_threads, start_pool
 
 K = TypeVar("K")
@@ -31,8 +32,12 @@ class Kernel:
 
     @created_once
     def serial(self) -> Any:
-        """The variant for a call on arrays, which runs on the caller's thread."""
-        return self._kernels.serial_kernel(self.key)
+        """The variant for a call on arrays, which runs on the caller's thread. It returns False if memory runs out."""
+        package, _, family = self._package.rpartition(".")
+        if package != __package__.rpartition(".")[0]:  # the digest of this package does not cover it
+            return self._kernels.serial_kernel(self.key)
+        name = f"serial_{family}_{getattr(self.key, 'name', self.key)}"
+        return get_or_compile(name, lambda: self._kernels.serial_kernel(self.key))
 
     @property
     def parallel(self) -> Any:
@@ -47,7 +52,12 @@ class Kernel:
     def run(self, cost: int, *operands: Any) -> None:
         """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it."""
         if cost < _PARALLEL_COST or not run_on_threads(lambda slices: self.parallel(*operands, slices)):
-            self.serial(*operands)
+            self.run_alone(*operands)
+
+    def run_alone(self, *operands: Any) -> None:
+        """Run the kernel on arrays, on this thread. Raise MemoryError if memory runs out."""
+        if self.serial(*operands) is False:
+            raise MemoryError("not enough memory for a kernel's intermediate results")
 
     @created_once
     def task(self) -> Any:

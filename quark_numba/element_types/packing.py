@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..compiling.lock import created_once
+from ..compiling.python_calls import get_or_compile
 from . import ELEMENT_TYPES, ElementType, checked
 
 
@@ -58,10 +59,16 @@ class _Packing:
 
 
 def _kernel(from_bits: int, to_bits: int) -> Any:
-    from ..compiling import jit  # this imports Numba
+    return get_or_compile(f"regroup_{from_bits}_{to_bits}", lambda: _compile(from_bits, to_bits))
 
-    signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
-    return jit.kernel(_regroup(from_bits, to_bits), f"regroup_{from_bits}_{to_bits}_kernel", signature)
+
+def _compile(from_bits: int, to_bits: int) -> Any:
+    from numba import types
+
+    from ..compiling.array_functions import array_function
+
+    codes = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
+    return array_function(_regroup(from_bits, to_bits), f"regroup_{from_bits}_{to_bits}_kernel", types.void(*codes))
 
 
 @functools.cache

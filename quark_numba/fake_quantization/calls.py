@@ -15,6 +15,7 @@ from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..checks import check_flags
 from ..compiling.lock import created_cache
+from ..compiling.python_calls import get_or_compile
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
 from .dispatch import TABLE
@@ -174,9 +175,12 @@ def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 @created_cache
 def _preparer(key: Key) -> Any:
-    from .kernels import prepare_kernel
+    def compiled() -> Any:
+        from .kernels import prepare_kernel
 
-    return prepare_kernel(key)
+        return prepare_kernel(key)
+
+    return get_or_compile(f"prepare_{key.form.replace(' ', '_')}", compiled)
 
 
 def prepare(

@@ -14,6 +14,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
@@ -104,7 +105,7 @@ def prepare_kernel(key: Key) -> Any:
     """Return the kernel (parameters, numbers, rows) -> whether they are valid."""
     dtypes = (types.float64, numba.from_dtype(np.dtype(dtype_of(key))))
     signature = types.boolean(*(types.Array(dtype, 1, "C") for dtype in dtypes), types.intp)
-    return jit.kernel(_prepare(key), f"prepare_{key.form.replace(' ', '_')}", signature)
+    return array_function(_prepare(key), f"prepare_{key.form.replace(' ', '_')}", signature)
 
 
 @functools.cache

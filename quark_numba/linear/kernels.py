@@ -10,6 +10,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import HAS_AVX512, LINE, address_of, array_at, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.vectors import WORDS, narrow, words_on_stack
@@ -154,7 +155,7 @@ def serial_kernel(key: Key) -> Any:
     """Return the kernel (x, scale, zero_point, y, loop, start) -> None. The arrays are flat and contiguous. x and y have
     storage dtypes, scale and zero_point the key's dtypes for them. `loop` has the fields of a ``granularity.Loop`` as int64,
     and `start` is the index of x's first element in the array that the loop describes."""
-    return jit.kernel(_run(key), f"serial_{key.name}", types.void(*_arrays(key), types.intp))
+    return array_function(_run(key), f"serial_{key.name}", types.void(*_arrays(key), types.intp))
 
 
 def parallel_kernel(key: Key) -> Any:
@@ -167,7 +168,7 @@ def parallel_kernel(key: Key) -> Any:
             start, stop = i * x.size // slices, (i + 1) * x.size // slices
             convert_loop(x[start:stop], scale, zero_point, y[start:stop], loop, start)
 
-    return jit.kernel(parallel, f"parallel_{key.name}", types.void(*_arrays(key), types.intp), parallel=True)
+    return jit.parallel(parallel, f"parallel_{key.name}", types.void(*_arrays(key), types.intp))
 
 
 def task_function(key: Key) -> Any:

@@ -109,9 +109,8 @@ class Plan:
             x = x.view(self.x_storage)
         if self.y_storage:
             y = y.view(self.y_storage)
-        if x.size < _PARALLEL_SIZE or not run_on_threads(
-            functools.partial(self.kernel.parallel, x, scale, zero_point, y, self.loop)
-        ):
+        operands = x, scale, zero_point, y, self.loop
+        if x.size < _PARALLEL_SIZE or not run_on_threads(lambda slices: self.kernel.parallel(*operands, slices)):
             self.kernel.serial(x, scale, zero_point, y, self.loop, 0)
 
     def _kept(self, zero_point: NDArray[Any]) -> NDArray[Any]:

@@ -11,7 +11,8 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, record_at, stack
+from ..compiling.array_functions import new_words, release_words
+from ..compiling.intrinsics import address_of, array_at, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.variants import variants
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
@@ -82,9 +83,16 @@ def run(
                 y[i] = normalized(x[i], inverse, center, gamma, beta)
 
 
-def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> None:
-    """Normalize all of x on one thread."""
-    run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, np.zeros(SCRATCH, np.float32))
+def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> bool:
+    """Normalize all of x on one thread. Return whether there was enough memory."""
+    words = new_words(SCRATCH // 2)
+    has_memory = address_of(words, 0) != 0
+    if has_memory:
+        for i in range(SCRATCH // 2):  # unused rows are also added up, and values such as subnormals would make that slow
+            words[i] = 0
+        run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, words.view(np.float32))
+    release_words(words)
+    return has_memory
 
 
 def parallel(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, slices: int) -> None:
@@ -114,5 +122,5 @@ _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array
 _ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
 
 serial_kernel, parallel_kernel, task_function = variants(
-    lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS, allocates=True
 )

@@ -21,7 +21,8 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, record_at
+from ..compiling.array_functions import new_words, release_words
+from ..compiling.intrinsics import address_of, array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.variants import variants
 from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
@@ -292,13 +293,18 @@ def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: An
     step(part, sizes, r_codes, gates, y, layer, products, floats, low, high)
 
 
-def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> None:
-    """Run all phases on one thread."""
-    weights = np.empty(count_weight_words(inputs, layers[0].hidden), np.int64)
-    memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
-    for phase in range(PHASES):
-        for part in range(count_parts(phase, steps, batch, layers[0].hidden)):
-            run(phase, part, (steps, batch, inputs), (x, w, r, b, y), layers[0], weights, memory)
+def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> bool:
+    """Run all phases on one thread. Return whether there was enough memory."""
+    weights = new_words(count_weight_words(inputs, layers[0].hidden))
+    memory = new_words(count_words(steps, batch, inputs, layers[0].hidden))
+    has_memory = address_of(weights, 0) != 0 and address_of(memory, 0) != 0
+    if has_memory:
+        for phase in range(PHASES):
+            for part in range(count_parts(phase, steps, batch, layers[0].hidden)):
+                run(phase, part, (steps, batch, inputs), (x, w, r, b, y), layers[0], weights, memory)
+    release_words(weights)
+    release_words(memory)
+    return has_memory
 
 
 def parallel(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any, slices: int) -> None:
@@ -330,5 +336,5 @@ _SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C"
 _ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
 serial_kernel, parallel_kernel, task_function = variants(
-    lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
+    lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS, allocates=True
 )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..arrays.arguments import flat, float32_arrays
 from ..compiling.lock import created_cache
+from ..compiling.python_calls import get_or_compile
 from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, NUMBERS, THRESHOLD, shape_of, size_of
@@ -57,9 +58,12 @@ def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
 
 @created_cache
 def _filler() -> Any:
-    from .kernels import fill_kernel
+    def compiled() -> Any:
+        from .kernels import fill_kernel
 
-    return fill_kernel()
+        return fill_kernel()
+
+    return get_or_compile("fill_table", compiled)
 
 
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:

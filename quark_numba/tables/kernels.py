@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.variants import Loops, variants
@@ -149,7 +150,7 @@ def fill_kernel() -> Any:
     """Return the kernel of `fill`."""
     numbers, sizes = (types.float32, types.float32), (types.intp, types.intp)
     signature = types.boolean(types.boolean, *numbers, _READ, _READ, types.intp, _WRITTEN, *sizes)
-    return jit.kernel(fill, "fill_table", signature)
+    return array_function(fill, "fill_table", signature)
 
 
 # Flat and contiguous arrays.

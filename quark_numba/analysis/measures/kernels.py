@@ -8,12 +8,9 @@ import numpy as np
 from numba import types
 
 from ...compiling import jit
+from ...compiling.array_functions import array_function
 from ...compiling.jit import unsigned
-from .sums import TENSOR_SUMS
-
-# The number of partial sums, which are computed side by side and then added. The order is the same on any machine and with any
-# number of threads.
-LANES = 64
+from .sums import LANES, TENSOR_SUMS
 
 # The index of each sum in the results. Its partial sums begin at LANES times the index.
 SIGNAL, ENERGY, PRODUCT = map(TENSOR_SUMS.index, ("signal", "energy", "product"))
@@ -57,13 +54,12 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
     lanes[LANES * LARGEST_OWN + lane] = own_error if (own_error > largest_own) | (own_error != own_error) else largest_own
 
 
-def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
-    """Write the sums into `sums`, in the order of ``TENSOR_SUMS``.
+def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any, lanes: Any) -> None:
+    """Write the sums into `sums`, in the order of ``TENSOR_SUMS``. `lanes` has zeros, LANES for each sum.
 
     x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A
     NaN against a number counts as the largest difference."""
-    lanes = np.zeros(LANES * sums.size, np.float64)
     lanes[LANES * LEAST_CODE : LANES * (LEAST_CODE + 1)] = np.inf
     lanes[LANES * LARGEST_CODE : LANES * (LARGEST_CODE + 1)] = -np.inf
     whole = x.size // LANES * LANES
@@ -88,8 +84,8 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
 def add_up() -> Any:
     array = types.Array(types.float32, 1, "C", readonly=True)
     numbers = types.float64[::1]
-    signature = types.void(array, array, array, array, types.float64, types.float64, numbers)
-    return jit.kernel(_add_up, "add_up", signature)
+    signature = types.void(array, array, array, array, types.float64, types.float64, numbers, numbers)
+    return array_function(_add_up, "add_up", signature)
 
 
 @jit.inline
@@ -137,4 +133,4 @@ def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: 
 def saturated_in_blocks() -> Any:
     array = types.Array(types.float32, 1, "C", readonly=True)
     signature = types.int64(array, array, types.UniTuple(types.int64, 6), types.float64, types.float64[::1])
-    return jit.kernel(_saturated_in_blocks, "saturated_in_blocks", signature)
+    return array_function(_saturated_in_blocks, "saturated_in_blocks", signature)

@@ -143,3 +143,7 @@ class TensorSums(Sums):
 
 # The fields that `tensors.add_up` sums over the elements.
 TENSOR_SUMS = [each.name for each in fields(TensorSums) if each.name not in ("count", "reshaped")]
+
+# The number of partial sums of each, which are computed side by side and then added. The order is the same on any machine and
+# with any number of threads.
+LANES = 64

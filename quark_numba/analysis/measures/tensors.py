@@ -11,7 +11,7 @@ import numpy as np
 from ...compiling.lock import created_cache
 from ..twin.forms import Array, Block, Linear
 from ..twin.quantizers import Kind, Quantizer
-from .sums import TENSOR_SUMS, TensorSums, cosine, decibels, share
+from .sums import LANES, TENSOR_SUMS, TensorSums, cosine, decibels, share
 
 
 @dataclass
@@ -129,7 +129,7 @@ def signal(x: Array) -> float:
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(len(TENSOR_SUMS))
-    _kernel("add_up")(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
+    _kernel("add_up")(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums, np.zeros(LANES * sums.size))
     return TensorSums(x.size, **dict(zip(TENSOR_SUMS, sums.tolist(), strict=True)))
 
 
