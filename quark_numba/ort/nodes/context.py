@@ -206,9 +206,10 @@ def no_memory(state: Any) -> int:
 
 
 @jit.function
-def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
+def _write(text: Any, at: int, numbers: Any, is_shape: np.bool_) -> int:
     """Write a shape as Python writes a tuple, or a single number, so that it ends before index `at`. Return the index at which
-    it begins: digits come out from the last to the first."""
+    it begins: digits come out from the last to the first. `is_shape` is a np.bool_: plain True and False have types of their
+    own, for each of which Numba would compile this function."""
     ten = np.uint64(10)
     if is_shape:
         at -= 1
@@ -261,9 +262,9 @@ def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes:
             text[begin] = byte
         elif byte >= _FIRST_NUMBER:
             number[0] = numbers[byte - _FIRST_NUMBER]
-            begin = _write(text, begin, number, False)
+            begin = _write(text, begin, number, np.bool_(False))
         else:
-            begin = _write(text, begin, shape_at(shapes, byte - _FIRST_SHAPE), True)
+            begin = _write(text, begin, shape_at(shapes, byte - _FIRST_SHAPE), np.bool_(True))
     status = call(api.CreateStatus, (ORT_INVALID_ARGUMENT, address + begin))
     release(address)
     return status
