@@ -116,7 +116,14 @@ def missing_names(text):
 # other projects. The pages about sessions are full of names of ONNX Runtime.
 IDENTIFIER = re.compile(r"_*[A-Za-z]\w*_\w+|_\w{2,}|[A-Z][a-z]+\w*[A-Z]\w*")
 PLACEHOLDER = re.compile(r"(N|NAME)_\w+")
-OF_OTHERS = {"ConvertToChannelsLastAndClean", "OMP_WAIT_POLICY", "export_onnx_qcdq", "sequence_lens", "set_flush_denormal"}
+OF_OTHERS = {
+    "ConvertToChannelsLastAndClean",
+    "OMP_WAIT_POLICY",
+    "QEMU_CPU",
+    "export_onnx_qcdq",
+    "sequence_lens",
+    "set_flush_denormal",
+}
 OF_ONNX_RUNTIME = [ROOT / "quark_numba" / each / "README.md" for each in ("ort", "session")]
 
 

@@ -6,15 +6,22 @@ import ctypes
 import functools
 import gc
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from mmap import PAGESIZE
 
 # The advice of madvise that a range is not needed, by its number on Linux.
 _MADV_DONTNEED = 4
 
-# A part of LLVM's library in Linux's list of mappings: not writable, and without pages that were changed.
-_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite.*\n(?:[A-Z].*\n)*?Anonymous: +0 kB$", re.MULTILINE)
+# A part of LLVM's library that is not writable, in Linux's list of mappings: start, end, offset in the file, file.
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p ([0-9a-f]+) \S+ \d+ +(/.*libllvmlite.*)$", re.MULTILINE)
+
+# The header of an ELF file has the offset of the table of segments, the size of an entry and the number of entries. An entry
+# has the kind, the flags and the offset of the segment, and five other words.
+_TABLE, _SEGMENT = struct.Struct("=32xQ14xHH4x"), struct.Struct("=IIQ40x")
+_LOADED, _WRITABLE = 1, 2
 
 
 @contextmanager
@@ -60,9 +67,23 @@ def release_compiler() -> None:
 
 @functools.cache
 def _pages_of_compiler() -> list[tuple[int, int]]:
-    """Return the address and the size of each part of LLVM's library that is never written to and that the loader did not
-    change. Return nothing on systems other than Linux."""
-    with suppress(OSError), open("/proc/self/smaps") as maps:
+    """Return the address and the size of each part of LLVM's library that nothing writes to, not even the loader. Return
+    nothing on systems other than Linux.
+
+    Linux's numbers of changed pages (smaps) are not reliable: pages that were swapped out are not counted, and qemu, which
+    runs containers for other processors, writes 0."""
+    with suppress(OSError), open("/proc/self/maps") as maps:
         found = _MAPPING.findall(maps.read())
-        return [(int(start, 16), int(end, 16) - int(start, 16)) for start, end in found]
+        parts = [(int(start, 16), int(end, 16), int(offset, 16), path) for start, end, offset, path in found]
+        return [(start, end - start) for start, end, offset, path in parts if offset + PAGESIZE <= _first_written(path)]
     return []
+
+
+def _first_written(path: str) -> int:
+    """Return the offset in an ELF file of the first segment that may be written to. The loader makes parts of such a segment
+    unwritable once it has changed them; their pages are not those of the file."""
+    with open(path, "rb") as file:
+        offset, size, count = _TABLE.unpack(file.read(_TABLE.size))
+        file.seek(offset)
+        segments = _SEGMENT.iter_unpack(file.read(size * count))
+        return min(offset for kind, flags, offset in segments if kind == _LOADED and flags & _WRITABLE)

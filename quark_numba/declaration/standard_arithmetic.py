@@ -44,7 +44,7 @@ def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -
     A zero has the sign of v, if the type has -0, and else is 0."""
     magnitude = op.clip(op("Abs", v), 0.0, float(element_type.highest))
     y = op("Mul", on_grid(op, magnitude, element_type), sign(op, v, 0.5 * least_step(element_type)))
-    return y if element_type.has_negative_zero else op.with_positive_zero(y)
+    return _with_zero_of(op, y, element_type)
 
 
 def saturated(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
@@ -61,7 +61,14 @@ def saturated(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType)
     anchor = op("Max", op("Mul", t, shift), 3.0 * 2.0**22 * least_step(element_type))
     y = op("Sub", anchor, op("Sub", anchor, t))
     y = op("Mul", y if scale is None else op("Div", y, scale), op("Sign", v))
-    return y if element_type.has_negative_zero else op.with_positive_zero(y)
+    return _with_zero_of(op, y, element_type)
+
+
+def _with_zero_of(op: Builder[AnyOperand], y: AnyOperand, element_type: ElementType) -> AnyOperand:
+    """Return y, with 0 in the place of -0 if the type has none."""
+    with np.errstate(invalid="ignore"):  # on AArch64, numpy warns about codes of float16 that are signalling NaNs
+        has_negative_zero = element_type.has_negative_zero
+    return y if has_negative_zero else op.with_positive_zero(y)
 
 
 def least_step(element_type: ElementType) -> float:

@@ -1,7 +1,8 @@
 """Stand-alone libraries where they are meant to run: in a C++ program, with the ONNX Runtime of Debian, on AArch64 under qemu,
 and on Windows under Wine. The outputs are those of the package's sessions on this machine, to the last bit.
 
-`make_environment.sh` makes the environment of the first three, `../windows/make_environment.sh` that of the last."""
+`make_environment.sh` makes the environment of the first two, `../aarch64/make_environment.sh` and
+`../windows/make_environment.sh` those of the others."""
 
 import functools
 import importlib.util
@@ -24,7 +25,7 @@ from paths import MODELS, ROOT
 from quark_numba import build_library
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quark_numba"
-PLACE, WINE = CACHE / "elsewhere", CACHE / "windows"
+PLACE, AARCH64, WINE = CACHE / "elsewhere", CACHE / "aarch64", CACHE / "windows"
 SOURCE = ROOT / "examples" / "cpp" / "run.cpp"
 LIBRARIES = sorted(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*"))
 
@@ -58,7 +59,7 @@ def build(tmp_path_factory):
 
 
 def compiled(command, runtime, path):
-    headers = PLACE / "debian" / "usr" / "include" / "onnxruntime"
+    headers = PLACE / "usr" / "include" / "onnxruntime"
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-isystem", headers, SOURCE, runtime, "-o", path]
     result = subprocess.run([*map(str, command), *map(str, flags)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -78,7 +79,7 @@ def program(tmp_path_factory):
 def program_of_debian(tmp_path_factory):
     """The command that runs the example with the ONNX Runtime and the libraries of Debian."""
     needs(ENVIRONMENT, COMPILER)
-    libraries = PLACE / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
+    libraries = PLACE / "usr" / "lib" / "x86_64-linux-gnu"
     path = tmp_path_factory.mktemp("program") / "run"
     compiled([COMPILER[0], "-Wl,--allow-shlib-undefined"], libraries / "libonnxruntime.so", path)
     return [libraries / "ld-linux-x86-64.so.2", "--library-path", libraries, path]
@@ -87,11 +88,12 @@ def program_of_debian(tmp_path_factory):
 @pytest.fixture(scope="session")
 def program_for_aarch64(tmp_path_factory):
     """The command that runs the example on an emulated AArch64."""
-    needs(ENVIRONMENT, ZIG, (shutil.which("qemu-aarch64"), "qemu-user only"))
-    runtime = PLACE / "aarch64" / "usr" / "lib" / "aarch64-linux-gnu" / "libonnxruntime.so.1"
+    is_made = (AARCH64 / "made_of").exists(), f"no environment: tests/aarch64/make_environment.sh {AARCH64}"
+    needs(ENVIRONMENT, ZIG, is_made)
+    runtime = AARCH64 / "root" / "usr" / "lib" / "aarch64-linux-gnu" / "libonnxruntime.so.1"
     zig = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu.2.28"]
     path = compiled(zig, runtime, tmp_path_factory.mktemp("program") / "run")
-    return ["qemu-aarch64", "-L", str(PLACE / "aarch64"), str(path)]
+    return [str(AARCH64 / "emulate"), str(path)]
 
 
 def check_program(command, library, threads, *, refused=None, close=(), size=libraries.SIZE, **options):

@@ -18,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 import samples
+from marks import sizes
 from rich.console import Console
 from rich.progress import track
 
@@ -81,9 +82,10 @@ def codes_wrong_back(name):
 
 @every_type
 @pytest.mark.by_default(3)
-def test_sample(name):
-    """The sample has every 9973rd bit pattern, more than a thousand for every exponent, and special values."""
-    bits = np.arange(0, 2**32, 9973, dtype=np.uint32)
+@sizes("step", 9973, exhaustive=251)
+def test_sample(name, step):
+    """The sample has every 9973rd bit pattern, more than a thousand for every exponent, and special values; or every 251st."""
+    bits = np.arange(0, 2**32, step, dtype=np.uint32)
     for x in samples.pieces(np.concatenate([bits.view(np.float32), samples.SPECIAL])):
         assert mismatches(x, name) == 0
     assert codes_wrong_back(name) == 0

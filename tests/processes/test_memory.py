@@ -13,6 +13,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 
 import fake_quantization_nodes
 import numpy as np
@@ -39,6 +40,7 @@ from quark_numba.block.granularity import Blocks, block_shape
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
 from quark_numba.compiling.array_functions import array_function
+from quark_numba.compiling.memory import _pages_of_compiler
 from quark_numba.dialects import mct, openvino, qonnx
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.dispatch import TABLE
@@ -501,6 +503,19 @@ def test_many_calls(name):
     memory, files = growth(use, 1000, 17_000, 2 << 20)
     assert memory < 2 << 20
     assert files == 0
+
+
+@linux
+def test_released_pages_of_the_compiler_are_those_of_its_file():
+    """The loader writes addresses into other pages, which would be lost. The instructions alone have 40 MB."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = {int(line[0].split("-")[0], 16): (line[5], int(line[2], 16)) for line in lines if len(line) == 6}
+    released = _pages_of_compiler()
+    for address, size in released:
+        path, offset = files[address]
+        content = np.memmap(path, np.uint8, "r")[offset : offset + size]  # the last page may go on beyond the file
+        assert content.tobytes() == ctypes.string_at(address, content.size)
+    assert sum(size for _, size in released) > 40_000_000
 
 
 def test_no_memory_for_a_part_of_block_formats(monkeypatch):

@@ -222,7 +222,7 @@ thread.start()
 time.sleep({milliseconds / 1000})
 child = os.fork()
 if not child:
-    signal.alarm(60)
+    signal.alarm(240)
     call()
     os._exit(0)
 thread.join()
