@@ -29,7 +29,7 @@ For example, this is the source for the absolute value of a round trip of x0 + x
                     y[i] = v2
 
 x0 is the array of input 0, or its element if it has only one; e0 is an element of x0. f0 is the function of step 0, and v0 its
-result for an element. All names end with the number of an input or a step.
+result for an element. Names of inputs and steps end with their numbers.
 
 The words, from the whole to its pieces:
 - A tile is the elements of y that are computed together and stay in the first-level cache. Without block formats a tile is up
