@@ -9,12 +9,13 @@ is 1."""
 import argparse
 import json
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 import beside_quark
@@ -42,6 +43,10 @@ KEEPING = f"{SESSION} with cache=True"
 FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", MODEL)
 # An optimized model is called as fast as the float model up to this multiple of its latency.
 AS_FAST = 1.1
+# A row is marked if the float model took so much longer or shorter than in the other rows of the same model, or if the ratio on
+# two threads is so much larger than on one.
+OTHER_FLOAT_TIME, LARGER_RATIO = 0.2, 1.5
+FLOAT_MARK, RATIO_MARK = " †", " ‡"
 
 THREADS = (1, 2)
 MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
@@ -195,29 +200,48 @@ def _others(results: Results) -> Iterator[str]:
 
 
 def _models(results: Results) -> Iterator[str]:
-    rows = []
-    for model, name in product(ARCHITECTURES, (FLOAT, *MODELS, *BLOCK_MODELS)):
-        row = []
-        for each in (name, _optimized(name)):
-            for threads in THREADS:
-                group = f"{model}, threads: {threads}"
-                seconds, reference = results.get(group, each), results.get(group, FLOAT)
-                is_reference = each == FLOAT
-                shown = f"{digits(1e3 * seconds)} ms" if seconds and is_reference else ""
-                row.append(digits(seconds / reference) if seconds and reference and not is_reference else shown)
-            load = results.get(f"loading {model}", each)
-            row.append(digits(1e3 * load) if load else "")
-        if any(row):
-            rows.append([f"{model}, {name}", *row])
+    floats, rows = [], []
+    for model in ARCHITECTURES:
+        references = [results.get(f"{model}, threads: {threads}", FLOAT) for threads in THREADS]
+        load = f"loading {model}"
+        if all(references):
+            floats.append([model, *map(_in_ms, references), _in_ms(results.get(load, FLOAT))])
+        for name in (*MODELS, *BLOCK_MODELS):
+            row = []
+            for each in (name, _optimized(name)):
+                row += [_ratio_text(results, f"{model}, threads: {threads}", each) for threads in THREADS]
+                row.append(_in_ms(results.get(load, each)))
+            if any(row):
+                rows.append([f"{model}, {name}", *row])
+    yield from table(["float model, ms (less is better)", *(f"threads: {each}" for each in THREADS), "load"], floats)
     loads = "load, ms", "load of the optimized model, ms"
     yield from table([MODEL, *_columns(DROP_IN), loads[0], *_columns(SESSION), loads[1]], rows)
 
 
+def _in_ms(seconds: float | None) -> str:
+    return digits(1e3 * seconds) if seconds else ""
+
+
+def _ratio_text(results: Results, group: str, who: str) -> str:
+    ratio = _ratio(results, group, who)
+    return digits(ratio) if ratio else ""
+
+
 def _machine(results: Results) -> str:
+    """Return the line above a table: which run it is of, and what its numbers are."""
     content = results.content
-    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    words = [content["machine"], versions, content["date"], content["statistic"]]
-    return f"{'; '.join(filter(None, words))}. {content.get('note', '')}".rstrip() + "\n"
+    return f"Run of [{content['date']}](#runs): {content['statistic']}. {content.get('note', '')}".rstrip() + "\n"
+
+
+def _runs(kept: Kept) -> Iterator[str]:
+    """Yield the machine and the versions of each run."""
+    runs = dict.fromkeys(
+        (each.content["date"], each.content["machine"], ", ".join(map(" ".join, each.content["versions"].items())))
+        for each in kept.values()
+    )
+    for date, machine, versions in sorted(runs):
+        yield textwrap.fill(f"- **{date}:** {machine}; {versions}", 140, subsequent_indent="  ", break_on_hyphens=False)
+    yield ""
 
 
 def _against_float(
@@ -225,13 +249,53 @@ def _against_float(
 ) -> Iterator[tuple[str, float, list[str], list[str]]]:
     """Yield each model that was measured: its name, the seconds of its float model on one thread, and the cells of the float
     model and of the contenders."""
+    usual = _usual_float_times(results, names)
     for name in names:
         groups = [f"{name}, threads: {threads}" for threads in THREADS]
         references = [results.get(group, FLOAT) for group in groups]
         if all(references):
             pairs = list(zip(groups, references, strict=True))
-            ratios = [digits(results.get(group, who) / seconds) for who in contenders for group, seconds in pairs]
-            yield name, references[0], [f"{digits(1e3 * each)} ms" for each in references], ratios
+            usuals = (usual[_model_of(name), threads] for threads in THREADS)
+            floats = [f"{_in_ms(each)}{_float_mark(each, other)}" for each, other in zip(references, usuals, strict=True)]
+            ratios = []
+            for who in contenders:
+                one, two = (results.get(group, who) / seconds for group, seconds in pairs)
+                is_larger = two > LARGER_RATIO * one and who != ONNX_RUNTIME  # which runs some operators on one thread
+                ratios += [digits(one), f"{digits(two)}{RATIO_MARK if is_larger else ''}"]
+            yield name, references[0], floats, ratios
+
+
+def _model_of(name: str) -> str:
+    """Return the float model that the rows of some names share. Beside Quark's library it is the classifier."""
+    parts = name.split(", ")
+    return ", ".join(parts[:2]) if name in NAMES else parts[0] if len(parts) > 1 else CLASSIFIER
+
+
+def _usual_float_times(results: Results, names: Iterable[str], prefix: str = "") -> dict[tuple[str, int], float]:
+    """Return the median of the seconds of each float model over its rows, on one thread and on two."""
+    seconds = defaultdict(list)
+    for name, threads in product(names, THREADS):
+        if found := results.get(f"{prefix}{name}, threads: {threads}", FLOAT):
+            seconds[_model_of(name), threads].append(found)
+    return {model: median_low(each) for model, each in seconds.items()}
+
+
+def _float_mark(seconds: float, usual: float) -> str:
+    return FLOAT_MARK if abs(seconds / usual - 1) > OTHER_FLOAT_TIME else ""
+
+
+def _with_notes(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a table, and what the marks in it mean."""
+    text = list(lines)
+    yield from text
+    if any(FLOAT_MARK in line for line in text):
+        yield f"†: This time differs by more than {OTHER_FLOAT_TIME:.0%} from the median of the same float model's rows."
+        yield "The machine was in another state, so the ratios of the row are less certain."
+        yield ""
+    if any(RATIO_MARK in line for line in text):
+        yield f"‡: This ratio is more than {LARGER_RATIO} times the ratio on one thread."
+        yield "The machine may have changed its state between turns."
+        yield ""
 
 
 def _columns(*contenders: str) -> list[str]:
@@ -243,30 +307,39 @@ def _quantizers(results: Results) -> Iterator[str]:
     for name, reference, floats, ratios in _against_float(results, NAMES, DROP_IN, SESSION):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
         rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
-    yield from table([MODEL, *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(DROP_IN, SESSION)], rows)
+    header = [MODEL, *_columns("float model, ms"), f"{VENDOR}, threads: 1", *_columns(DROP_IN, SESSION)]
+    yield from _with_notes(table(header, rows))
 
 
 def _onnx(results: Results) -> Iterator[str]:
     found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, models_of_onnx.OURS, ALL_OURS)
     rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
-    yield from table([MODEL, *_columns("float model", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")], rows)
+    header = [MODEL, *_columns("float model, ms", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")]
+    yield from _with_notes(table(header, rows))
 
 
 def _beside_quark(results: Results) -> Iterator[str]:
-    rows = []
+    ratios, times = [], []
+    prefix = "beside Quark: "
+    usual = _usual_float_times(results, beside_quark.NAMES, prefix)
     for name, threads in product(beside_quark.NAMES, THREADS):
-        group = f"beside Quark: {name}, threads: {threads}"
-        seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS], results.get(group, FLOAT)
-        if seconds[1] and seconds[-1]:
-            shown = [f"{digits(1e3 * reference)} ms" if reference else ""]
-            shown += [digits(each / reference) if reference else f"{digits(1e3 * each)} ms" for each in seconds[1:]]
-            rows.append([f"{name}, threads: {threads}", *shown, digits(seconds[1] / seconds[-1])])
-    yield from table([MODEL, *beside_quark.CONTENDERS, f"{beside_quark.CONTENDERS[1]} ÷ {beside_quark.CONTENDERS[-1]}"], rows)
+        group = f"{prefix}{name}, threads: {threads}"
+        seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS[1:]], results.get(group, FLOAT)
+        if seconds[0] and seconds[-1]:
+            label, faster = f"{name}, threads: {threads}", digits(seconds[0] / seconds[-1])
+            if reference:
+                shown = f"{_in_ms(reference)}{_float_mark(reference, usual[_model_of(name), threads])}"
+                ratios.append([label, shown, *(digits(each / reference) for each in seconds), faster])
+            else:
+                times.append([label, *map(_in_ms, seconds), faster])
+    quark, *_, ours = contenders = beside_quark.CONTENDERS[1:]
+    yield from _with_notes(table([MODEL, "float model, ms", *contenders, f"{quark} ÷ {ours}"], ratios))
+    yield from table(["ms (less is better)", *contenders, "speed-up (more is better)"], times)
     rows = []
     for name in FINE_TUNED:
-        theirs, ours = (results.get(f"beside Quark: {name}", each) for each in beside_quark.CONTENDERS[1:3])
-        if theirs and ours:
-            rows.append([f"{name}, {STEPS} steps a layer", f"{digits(theirs)} s", f"{digits(ours)} s", digits(ours / theirs)])
+        old, new = (results.get(f"{prefix}{name}", each) for each in contenders[:2])
+        if old and new:
+            rows.append([f"{name}, {STEPS} steps a layer", f"{digits(old)} s", f"{digits(new)} s", digits(new / old)])
     if rows:
         yield from table(["fine-tuning (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
@@ -515,9 +588,11 @@ def _front(kept: Kept) -> Iterator[str]:
     rows = []
     for name, label in FORMATS.items():
         seconds = results.groups[_classifier(name)]
-        faster, against_float = (seconds[QUARK] / seconds[SESSION], seconds[SESSION] / seconds[FLOAT])
-        rows.append([label, digits(faster), digits(against_float)])
-    yield from table(["`InferenceSession`, on one thread", *FRONT_COLUMNS], rows)
+        pairs = (QUARK, SESSION), (SESSION, FLOAT), (QUARK, FLOAT)
+        rows.append([label, *(digits(seconds[a] / seconds[b]) for a, b in pairs)])
+    yield from table(["`InferenceSession`, on one thread", *FRONT_COLUMNS, f"{QUARK} / float model"], rows)
+    slow = digits(_ratio(results, _classifier("fp16"), QUARK) or 0)
+    yield f"Quark's own float16 operator is slow: with it the model takes {slow} times as long as the float model."
     yield from _note(results)
 
 
@@ -570,6 +645,7 @@ TABLES = (
 )
 # The parts of the other pages, which have numbers of several files.
 PARTS = (
+    (RESULTS, "runs", _runs),
     (README, "the classifier", _beside),
     (README, "models", _summary),
     (README, "operators", _of_operators),

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 READMES = [path for path in READMES if "node_modules" not in path.parts]
-OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "bench/PERFORMANCE.md"))
-PAGES = [*READMES, *OTHERS, *sorted((ROOT / ".github").rglob("*.md"))]
+OTHERS = ("CHANGELOG.md", "bench/RESULTS.md", "bench/PERFORMANCE.md", "quark_numba/session/OPTIONS.md")
+PAGES = [*READMES, *(ROOT / each for each in OTHERS), *sorted((ROOT / ".github").rglob("*.md"))]
 
 
 def name_of(path):

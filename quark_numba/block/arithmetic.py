@@ -302,16 +302,17 @@ def _ordinary_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
 
 
 def _whole_grid(mode: int) -> tuple[Any, Any]:
-    """Return two functions: (magnitude, anchor) -> the nearest whole number of steps; and (anchor, bounds) -> the largest one.
+    """Return two functions for results that are multiples of the step: (magnitude, anchor) -> the nearest multiple; and
+    (anchor, bounds) -> the largest multiple of the format.
 
-    The sum of magnitude and anchor is rounded to a whole number of steps, half to even. Subtracting the anchor is exact.
+    The sum of magnitude and anchor is rounded to a multiple of the step, half to even. Subtracting the anchor is exact.
 
-    For half away from zero, the magnitude is increased by less than a unit in its last place, so that a magnitude at a tie
-    moves above it, and all others stay on their side. Let the magnitude be 2**e * (1 + k * 2**-23); its unit is 2**(e - 23).
-    Its product with 1 - 2**-24 is rounded to the next float32 below. This times 1 + 2**-23, which the fused multiply-add does
-    not round before the sum, is the magnitude plus 2**(e - 46) * (k - 1); for k = 0 it is the magnitude plus less than
-    2**(e - 24). For k = 1 nothing is added, but then the magnitude is not at a tie: a tie has at most 15 bits before the half,
-    so its last 7 bits are zeros."""
+    For half away from zero, the magnitude is first increased by less than a unit in its last place. A magnitude at a tie moves
+    above the tie, and every other magnitude stays on its side. Let the magnitude be 2**e * (1 + k * 2**-23), with the unit
+    2**(e - 23). Its product with 1 - 2**-24 is rounded to the next float32 below. The product of that float32 and 1 + 2**-23
+    is the magnitude plus 2**(e - 46) * (k - 1), or, for k = 0, the magnitude plus less than 2**(e - 24). The fused multiply-add
+    does not round this product before it adds the anchor. For k = 1 nothing is added, but such a magnitude is never at a tie:
+    at a tie it has at most 15 bits before the half, so its last 7 bits are zeros."""
     f32 = np.float32
     if mode == HALF_TO_EVEN:
         nearest = inline(lambda magnitude, anchor: f32(f32(magnitude + anchor) - anchor))

@@ -257,7 +257,7 @@ def _nvidia_operator(
 
 
 def _check_whole_blocks(shape: Sequence[int], attributes: Mapping[str, Any], shown: Any) -> None:
-    """Raise ValueError unless a shape, which the message shows as `shown`, is whole blocks."""
+    """Raise ValueError unless the axis of a shape is a whole number of blocks. The message shows the shape as `shown`."""
     axis, block_size = attributes["axis"], attributes["block_size"]
     fault, _, _ = whole_block_shape(shape, axis, block_size)
     if fault:
@@ -267,8 +267,7 @@ def _check_whole_blocks(shape: Sequence[int], attributes: Mapping[str, Any], sho
 def _infer_whole_blocks(
     inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]
 ) -> tuple[Tensor, list[int | None] | None]:
-    """Return x and the shape of the scales. Raise ValueError if an attribute is invalid and shapes, as far as they are
-    known."""
+    """Return x and the shape of the scales. Raise ValueError if an attribute is invalid, or if the known shapes do not fit."""
     axis, block_size = int(attributes["axis"]), positive("block_size", int(attributes["block_size"]))
     x = inputs[0] or Tensor(None, None)
     scale = inputs[1] if len(inputs) > 1 else None
@@ -276,7 +275,7 @@ def _infer_whole_blocks(
         raise ValueError(FAULTS[SCALE].format(scale_shape=shape_text(scale.shape)))
     if x.shape is None:
         return x, None
-    # Any length that is whole blocks stands for one that is not known.
+    # An unknown length is replaced by a whole number of blocks.
     _check_whole_blocks(known(x.shape, [block_size] * len(x.shape)), attributes, shape_text(x.shape))
     axis %= len(x.shape)
     return x, [length // block_size if i == axis and length is not None else length for i, length in enumerate(x.shape)]

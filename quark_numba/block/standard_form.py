@@ -64,11 +64,11 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
 
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
-    """Return, times a factor, the power of two with the exponent of each block's largest finite element: 2**-127 if the element
-    is subnormal, 1 if it is 0.
+    """Return `factor` times the power of two with the exponent of each block's largest finite element. The power is 2**-127 if
+    the element is subnormal, and 1 if it is 0.
 
-    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN. Where all elements are zeros, any power
-    does, and a subnormal one is slow, or is 0 where subnormal numbers are flushed."""
+    ThresholdedRelu gives 0 for -3/4 of Inf, which is below its threshold, and for NaN. If all elements are zeros, any power is
+    right. A subnormal power would be slow, or be 0 where subnormal numbers are flushed to 0."""
     negative = op("Mul", op("Abs", cut.blocks), -0.75)
     finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
     largest = op("Neg", op.reduce("ReduceMin", finite, cut.elements))
@@ -76,12 +76,13 @@ def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0)
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
-    """Write Microscaling formats of floats. The value of a code is a multiple of 2**-drop powers.
+    """Write Microscaling formats of floats. The value of a code is a multiple of 2**-drop times the power of two.
 
-    Where a result is not 0, the quotient by the power is more than `least` in magnitude, half of the least value. Limited to
-    that, it is a power of two with the sign, by which the product is divided again. The quotients are by a step instead, the
-    power divided by about the root of 1 / `least`, so that the divisor is about a step and does not leave float32's range. A
-    magnitude saturates by a difference that is not Inf, so that Inf stays."""
+    `least` is half of the smallest value of the type. If a result is not 0, the quotient of x and the power is above `least` in
+    magnitude. Clipped to -`least`..`least`, the quotient is then `least` with the sign of x. The product of a magnitude and
+    this is divided by `least` again. The quotients are computed with a step instead of the power: the power divided by about
+    the square root of 1 / `least`. So every factor stays in the range of float32. A magnitude saturates by subtracting a
+    difference that is never Inf, so that Inf stays."""
     least = 0.5 * least_step(element) * 2.0**-drop
     steps = 2.0 ** -(math.floor(math.log2(least)) // 2)  # in a power
     highest, most = float(element.highest) * 2.0**-drop * steps, 2.0 * steps
@@ -96,7 +97,8 @@ def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType
 def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
     """Write block floating point, and Microscaling formats of int8.
 
-    A number that is rounded up beyond the highest one is 1 more: HardSigmoid gives that, also for Inf, which so stays."""
+    A number that is rounded up beyond the highest one is too large by 1. HardSigmoid gives this 1, also for Inf, so that Inf
+    stays."""
     step = _powers(op, cut, 2.0**-blocks.drop)
     v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
     is_symmetric = blocks.lowest == -blocks.highest
@@ -119,7 +121,7 @@ def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Block
 def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
     """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN.
 
-    Inf stays in the maximum, and NaN in the sum of signs."""
+    The maximum is Inf if an element is Inf, and the sum of the signs is NaN if an element is NaN."""
     kept, signs = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL), sign(op, cut.blocks, 2.0**-126)
     largest = op.reduce("ReduceMax", kept, cut.elements)
     step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-blocks.drop)
@@ -140,8 +142,8 @@ def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Bloc
 
 
 def _signed_product(op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, blocks: Blocks) -> AnyOperand:
-    """Return numbers of steps, rounded magnitudes of v, with the sign of v, times the step. If a number is not 0, v is at least
-    1/2 in magnitude."""
+    """Return the product of `number`, the sign of v and the step. `number` is the magnitude of v, rounded to a whole number of
+    steps. If it is not 0, v is at least 1/2 in magnitude."""
     if not blocks.drop:  # twice the step may be Inf
         return op("Mul", op("Mul", number, sign(op, v, 0.5)), step)
     return op("Mul", op("Mul", number, op.clip(v, -0.5, 0.5)), op("Mul", step, 2.0))
@@ -155,7 +157,7 @@ def _rounded(op: Builder[AnyOperand], v: AnyOperand, blocks: Blocks) -> AnyOpera
         most = blocks.highest + 1.0
         v = op.clip(v, -most, most)
         number = op("Round", v)
-        # The rest of a tie is 1/2 if it was rounded down. All others are at most the float32 below that.
+        # If a tie was rounded down, the rest is 1/2. Every other rest is below 1/2.
         below = op("Sub", float(np.nextafter(np.float32(0.5), np.float32(0))), op("Sub", v, number))
         number = op("Sub", number, op.clip(op("Mul", below, 2.0**25), -1.0, 0.0))
     return op.clip(number, float(blocks.lowest), float(blocks.highest))
@@ -190,7 +192,7 @@ def nvidia_quantizer(
     if not nvidia.codes.has_nan:
         quotient = op.without_nan(quotient, float(nvidia.codes.highest))
     codes = op.cast(cut.restore(nearest(op, quotient, nvidia.codes)), nvidia.codes)
-    if scales is UINT8:  # The logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
+    if scales is UINT8:  # The logarithm is near a whole number. Twice the power is never subnormal, but may be Inf.
         exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
         scale = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
     return [codes, op.cast(cut.restore_blocks(scale), scales)]
@@ -227,15 +229,16 @@ def _quantized(
 def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
     """Return the least power of two, from 2**-127 to 2**127, that is at least a number from 0 to 2**120, or Inf.
 
-    It is twice the largest power that is at most the next float32 below: the product with 1 - 2**-24, rounded. This is taken
-    2**7 times, where the numbers that count are not subnormal."""
+    The result is twice the largest power of two that is at most the next float32 below the number. That float32 is the rounded
+    product of the number and 1 - 2**-24. All this is computed with 2**7 times the number, so that no number that matters is
+    subnormal."""
     below = op.clip(op("Mul", number, 2.0**7 - 2.0**-17), 2.0**-121, LARGEST)
     power = op("Mul", power_of_two(op, op("Mul", below, 0.75)), 2.0**-6)
     return op("Max", power, op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127))
 
 
 def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
-    """Return whether no step is 0, subnormal or Inf: a quotient is NaN only where the step is."""
+    """Return whether no step is 0, subnormal or Inf. Then a quotient is NaN only if the step is NaN."""
     if tensor_scale.array is None or tensor_scale.array.size != 1:
         return False
     scale = abs(float(tensor_scale.array.reshape(())))
@@ -246,8 +249,8 @@ def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
 
 
 class _Cut(NamedTuple, Generic[AnyOperand]):
-    """x in blocks: x, padded to whole blocks, in a shape with an axis for the elements of a sub-block, and, if a block has
-    several sub-blocks, an axis for the sub-blocks in front of it."""
+    """x in blocks. `blocks` is x, padded to whole blocks, in a shape with an axis for the elements of a sub-block. If a block
+    has several sub-blocks, the axis in front of that is for the sub-blocks."""
 
     op: Builder[AnyOperand]
     x: AnyOperand
@@ -267,13 +270,13 @@ class _Cut(NamedTuple, Generic[AnyOperand]):
         return op("Slice", y, int64s(0), int64s(length) if length else _length(op, self.x, self.axis), int64s(self.axis))
 
     def restore_blocks(self, y: AnyOperand) -> AnyOperand:
-        """Return a tensor of one element a block in the shape of x, but for the number of blocks along the axis."""
+        """Return a tensor with one element for each block. Its shape is the shape of x, except that the length of the axis is
+        the number of blocks."""
         length = _shape(self.op, self.x)[self.axis]
         return self._shaped(y, None if length is None else length // self.block, None)
 
     def _shaped(self, y: AnyOperand, length: int | None, like: AnyOperand | None) -> AnyOperand:
-        """Return a tensor in the shape of x, but for the length of the axis. `like` has that shape, if there is such a
-        tensor."""
+        """Return y in the shape of x, except that the axis has this `length`. `like` is a tensor of that shape, or None."""
         op, axis, shape = self.op, self.axis, [*_shape(self.op, self.x)]
         shape[axis] = length
         if shape.count(None) < 2:
@@ -285,9 +288,10 @@ class _Cut(NamedTuple, Generic[AnyOperand]):
 
 
 def _cut(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int, sub_block: int, *, is_padded: bool) -> _Cut[AnyOperand]:
-    """Return x in blocks. `is_padded`: the last block may be shorter; otherwise a run fails then.
+    """Return x in blocks. With `is_padded`, a short last block is padded; without it, a short last block makes the run fail.
 
-    Lengths that are known are constants, and one that is not is what is left. Otherwise those in front of the axis stay."""
+    Reshape gets a constant shape where that is possible. The shape has the known lengths, -1 for an unknown one, and 0 to keep
+    a length in front of the axis. If two lengths would be -1, each run computes the shape."""
     shape = _shape(op, x)
     length, before, after = shape[axis], shape[:axis], shape[axis + 1 :]
     if length is not None and length < block:
@@ -312,7 +316,7 @@ def _cut(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int, sub_bloc
 
 
 def _padded(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> AnyOperand:
-    """Return x with zeros after it along an axis, so that its length is a whole number of blocks."""
+    """Return x padded with zeros at the end of an axis, so that its length is a whole number of blocks."""
     length, in_front, behind = _shape(op, x)[axis], [0] * (op.rank(x) + axis), [0] * (op.rank(x) - axis - 1)
     if length is not None:
         return op("Pad", x, int64s(*in_front, -length % block, *behind))
@@ -326,7 +330,7 @@ def _length(op: Builder[AnyOperand], x: AnyOperand, axis: int) -> AnyOperand:
 
 
 def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Sequence[int], rank: int) -> AnyOperand:
-    """Return the lengths `dims` with others instead of that of an axis."""
+    """Return the shape `dims`, in which the lengths `instead` take the place of the length of an axis."""
     parts: list[Any] = [int64s(*instead)]
     if axis > 0:
         parts.insert(0, op("Slice", dims, int64s(0), int64s(axis), int64s(0)))

@@ -1,8 +1,8 @@
 """A step of a region that rounds float32 blocks side by side in a tile, which stays in the first-level cache.
 
-The functions here are for ordinary blocks, which are all but blocks of extreme values. Such a step has three parts: the program
-of the region finds the largest magnitudes, `prepare` checks those of blocks, and the program converts each element with an
-anchor that follows from them. The loops of the program also do the elementwise steps between.
+The functions here are for ordinary blocks, which have no extreme values. Such a step has three parts. First the program of the
+region finds the largest magnitude of each block. Then `prepare` checks these magnitudes. Last, the program converts each
+element with an anchor that is computed from them. The loops of the program also do the elementwise steps between.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
     is_ordinary, find_least = functions.is_ordinary, functions.find_least
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
-        """Return whether there is a block that is not ordinary. For each block, a 32-bit word at `largest_address` holds its
-        largest magnitude, and is set to 0. The result of `find_least` is written to `least_address`."""
+        """Return whether any block is not ordinary. For each block, a 32-bit word at `largest_address` holds the largest
+        magnitude; the word is then set to 0. The result of `find_least` is written to `least_address`."""
         size = unsigned(columns)
         largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
         left = np.uint32(0)
@@ -65,12 +65,13 @@ def ordinary_names(key: Key, blocks: Blocks) -> dict[str, Any]:
 
 def closed_function(key: Key, blocks: Blocks) -> Any:
     """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
-    None if not even a block whose negative elements become 0 always does.
+    None if even clipping at 0 alone (Relu) may give values outside of the format.
 
-    Clipping does not increase the exponent of the block, so that elements stay multiples of the step. But they also have to
-    stay in range. An element that becomes the largest of its block may have any mantissa bits, while the largest value of a
-    type may lack some, as in float8e4m3fn. `lowest` has to be 0. Then `highest`, where it replaces an element, is the largest
-    of the block, and has to be a value of the format in such a block."""
+    Clipping never increases the exponent of a block, so the elements stay multiples of the step. They also have to stay in
+    range. After clipping, another element may be the largest of its block, with any mantissa bits. If the largest value of a
+    type does not have all mantissa bits set, as in float8e4m3fn, that element may be above it. `lowest` has to be 0. Where
+    `highest` replaces an element, `highest` is the largest element of the block. So it has to be a value of the format in such
+    a block."""
     most = key.element.highest if key.element else blocks.highest
     bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
     if not has_ordinary_functions(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:

@@ -11,15 +11,15 @@ TILE = 1 << 11
 
 
 class Runs(NamedTuple):
-    """Blocks whose elements are consecutive in memory (`inner` is 1). A run is whole blocks at equal distances: those of one
-    axis, or the blocks at one place of all axes, if these are more."""
+    """Blocks whose elements are consecutive in memory (`inner` is 1). The blocks of a run are at equal distances. A run is
+    either all whole blocks of one axis, or the blocks at the same position of every axis, whichever run is longer."""
 
     runs: int
-    blocks: int  # of a run
-    step: int  # from the first element of a block to that of the next
-    between: int  # from the first element of a run to that of the next
-    width: int  # the blocks of a unit, which are converted side by side; the last unit of a run may have fewer
-    tails: int  # the number of short blocks at the ends of axes, which are divided into units alike
+    blocks: int  # the number of blocks in a run
+    step: int  # from the first element of a block to the first element of the next block
+    between: int  # from the first element of a run to the first element of the next run
+    width: int  # the number of blocks in a unit, converted side by side; the last unit of a run may have fewer
+    tails: int  # the number of short blocks at the ends of axes, divided into units of `width` blocks too
 
 
 @jit.function
@@ -36,8 +36,8 @@ def runs_of(size: int, blocks: Any) -> Any:
 
 @jit.inline
 def blocks_of_unit(unit: int, runs: Any, blocks: Any) -> Any:
-    """Return (start, step, count, rows): the unit is `count` blocks of `rows` elements. The first one begins with element
-    `start`, and each of the others `step` elements after the one before."""
+    """Return (start, step, count, rows): the unit is `count` blocks of `rows` elements. The first block begins at element
+    `start`, and each further block begins `step` elements after the previous one."""
     units_of_run = -(-runs.blocks // runs.width)
     if unit < runs.runs * units_of_run:
         run, i = divmod(unit, units_of_run)
@@ -71,8 +71,8 @@ def count_units(size: int, blocks: Any) -> int:
 
 @jit.function
 def sub_blocks_at_a_time(blocks: Any) -> int:
-    """Return the largest number of steps of a unit: the sub-blocks of one column, or the elements of a tile if there are
-    more of them."""
+    """Return the largest number of steps of a unit: the number of elements of a tile, or the number of sub-blocks of one column
+    if that is larger."""
     return max(TILE, -(-min(blocks.block, blocks.length) // blocks.sub_block))
 
 
@@ -82,14 +82,14 @@ def scratch_size(blocks: Any) -> int:
     return 2 * sub_blocks_at_a_time(blocks) + 3 * TILE
 
 
-# The fewest columns of a piece of `run_packed`, a whole number of bytes for any number of codes in a byte.
+# The smallest number of columns of a piece of `run_packed`. These columns are whole bytes, however many codes a byte has.
 _MIN_COLUMNS = 64
 
 
 @jit.function
 def piece_columns(blocks: Any, per_byte: int) -> int:
-    """Return the number of columns of a piece of `run_packed`. All columns of a row of blocks side by side are one piece, or
-    several rows are, unless the row is longer than a tile and its lines begin and end with whole bytes."""
+    """Return the number of columns of a piece of `run_packed`. A piece is one or more whole rows of blocks side by side. Only a
+    row that is longer than a tile, and whose lines begin and end with whole bytes, is cut into pieces of fewer columns."""
     if blocks.inner == 1 or blocks.inner % per_byte or blocks.block * blocks.inner <= TILE:
         return blocks.inner
     return min(blocks.inner, max(1, TILE // blocks.block // _MIN_COLUMNS) * _MIN_COLUMNS)
@@ -97,7 +97,8 @@ def piece_columns(blocks: Any, per_byte: int) -> int:
 
 @jit.function
 def piece_size(blocks: Any, per_byte: int) -> int:
-    """Return the largest number of elements of a piece of `run_packed`: of whole rows it is an even number."""
+    """Return the largest number of elements of a piece of `run_packed`. A piece of whole rows has an even number of
+    elements."""
     columns = piece_columns(blocks, per_byte)
     row = blocks.block * columns
     if columns < blocks.inner:

@@ -1,7 +1,8 @@
 """Arithmetic of float32 in ONNX's standard operators: exact, and without comparisons, which are slow on large tensors.
 
-A number is rounded to the grid of another format by an anchor: a float32 whose last place is the distance of the grid's values.
-Their difference is rounded to the grid, half to even, and the anchor less this is the rounded number."""
+A number is rounded to the grid of another format by means of an anchor: a float32 whose last place is the distance between
+neighbouring values of the grid. The difference anchor - number is rounded to the grid, half to even. The anchor minus that
+difference is the rounded number."""
 
 from __future__ import annotations
 
@@ -19,14 +20,17 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.0) -> AnyOperand:
-    """Return the largest power of two that is at most t, but at least 2**-127, times `factor`, another one up to 1. `number` is
-    3/4 * t, rounded to float32, for t from 0 to the largest float32.
+    """Return `factor` times the largest power of two that is at most t, or `factor` times 2**-127 if that power is smaller.
+    `factor` is a power of two of at most 1. `number` is 3/4 * t, rounded to float32, for a t from 0 to the largest float32.
 
-    Let the power be p: the number is from 3/4 * p on, and below 3/2 * p. The float32 numbers from p on are 2**-23 * p apart,
-    those below it half of that. The number less its product with 1 - 2**-23, which is rounded, is 2**-23 * p: from 3/4 to 3/2
-    of 2**-23 * p is subtracted before rounding, and 3/4 is a tie, because 3/4 * p is even. For subnormal t the number becomes
-    0, and the power the least one. Abs changes nothing, but keeps a compiler from a fused multiply-add, which would not round
-    the product. WebGPU may take a subnormal unit for 0, so the least power is 2**-103 there."""
+    Let p be the power. The number is at least 3/4 * p and below 3/2 * p. Float32 numbers above p are 2**-23 * p apart, and
+    those just below p half as far. `unit` is the number minus the rounded product of the number and 1 - 2**-23. Before
+    rounding, the product is below the number by 3/4 to 3/2 of 2**-23 * p. Rounding makes this exactly 2**-23 * p: 3/2 is not
+    reached, and 3/4 is a tie that is rounded so because 3/4 * p is even.
+
+    For a subnormal t the number becomes 0, and the power is the least one. Abs changes nothing, but prevents a compiler from
+    using a fused multiply-add, which would not round the product. WebGPU may take a subnormal unit for 0, so the least power
+    is 2**-103 there."""
     number = op("ThresholdedRelu", number, alpha=0.75 * 2.0**-126 - 2.0**-149)
     unit = op("Sub", number, op("Abs", op("Mul", number, 1 - 2.0**-MANTISSA_BITS)))
     least = 2.0**-103 if op.is_for_webgpu else 2.0**-127
@@ -41,7 +45,7 @@ def one_where_zero(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
 def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
     """Return the nearest values of a float type of at most 7 bits of exponent, half to even and saturated. NaN stays.
 
-    A zero has the sign of v, if the type has -0, and else is 0."""
+    A zero has the sign of v if the type has -0; otherwise it is 0."""
     magnitude = op.clip(op("Abs", v), 0.0, float(element_type.highest))
     y = op("Mul", on_grid(op, magnitude, element_type), sign(op, v, 0.5 * least_step(element_type)))
     return _with_zero_of(op, y, element_type)
@@ -50,9 +54,9 @@ def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -
 def saturated(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
     """Return the nearest values of a float type of at most 16 bits, half to even and saturated. NaN stays, and -0 becomes 0.
 
-    That is fewer nodes than ``nearest`` and a limit, for providers on which all operators take the same time; and no Clip has
-    to keep NaN. The exponents of bfloat16 are those of float32, so its numbers above 1 are made smaller, or the anchor would
-    be Inf."""
+    This takes fewer nodes than ``nearest``, for providers on which all operators take the same time, and does not rely on a
+    Clip that keeps NaN. bfloat16 has the exponents of float32. So for bfloat16 numbers above 1 are scaled down first, because
+    their anchor would be Inf."""
     shift = 2.0 ** (MANTISSA_BITS - element_type.mantissa_bits)
     t, scale = op("Min", op("Abs", v), float(element_type.highest)), None
     if shift * float(element_type.highest) > LARGEST:
@@ -77,13 +81,14 @@ def least_step(element_type: ElementType) -> float:
 
 
 def on_grid(op: Builder[AnyOperand], magnitude: AnyOperand, element_type: ElementType, unit: float = 1.0) -> AnyOperand:
-    """Return numbers from 0 to Inf, or NaN, rounded to the nearest values of a float type times `unit`, a power of two. They do
-    not saturate: beyond the largest value, they have as many bits.
+    """Return numbers from 0 to Inf, or NaN, rounded to the nearest values of a float type times `unit`, a power of two. The
+    results do not saturate: beyond the largest value of the type they have as many mantissa bits as the values of the type.
 
-    A value has `mantissa_bits` + 1 bits, so the anchor is the number times 2**(23 - mantissa_bits): its last place is the last
-    place of the value. It is even, or the number is not a tie. Where the difference has a smaller exponent than the anchor, it
-    has another place, but then the number is so close to a power of two that this does not matter. Below the smallest normal
-    number, all values are as far apart, and the anchor is 3 * 2**22 times that."""
+    A value has `mantissa_bits` + 1 bits. So the anchor is the number times 2**(23 - mantissa_bits): the last place of the
+    anchor is the last place of the value. If the number is a tie, the anchor's last bit is 0, so the tie goes to even. If the
+    difference has a smaller exponent than the anchor, its last place is smaller; but then the number is so close to a power of
+    two that the result is the same. Below the smallest normal number, all neighbouring values are equally far apart, and the
+    anchor is 3 * 2**22 times their distance."""
     shift = MANTISSA_BITS - element_type.mantissa_bits
     least, most = 3.0 * 2.0**22 * least_step(element_type) * unit, 4.0 * 2.0**shift * float(element_type.highest) * unit
     anchor = op.clip(op("Mul", magnitude, 2.0**shift), least, most)
@@ -91,21 +96,23 @@ def on_grid(op: Builder[AnyOperand], magnitude: AnyOperand, element_type: Elemen
 
 
 def sign(op: Builder[AnyOperand], v: AnyOperand, least: float) -> AnyOperand:
-    """Return -1 or 1, by the sign, for v of at least a power of two in magnitude. Other v give less, 0 gives 0, -0 gives -0."""
+    """Return the sign of v, -1 or 1, if the magnitude of v is at least `least`, a power of two. A smaller magnitude gives a
+    number between -1 and 1; 0 gives 0, and -0 gives -0."""
     return op.clip(op("Mul", v, 1 / least), -1.0, 1.0)
 
 
 def half_away_from_zero(op: Builder[AnyOperand], magnitude: AnyOperand) -> AnyOperand:
-    """Return the whole numbers nearest to numbers from 0 to Inf, or NaN, and halves upward. The addend is the float32 just
+    """Return numbers from 0 to Inf, or NaN, rounded to the nearest whole number, halves upward. The addend is the float32 just
     below 1/2 (see ``block.arithmetic``)."""
     return op("Floor", op("Add", magnitude, float(np.nextafter(np.float32(0.5), np.float32(0)))))
 
 
 def last_place(op: Builder[AnyOperand], t: AnyOperand, dtype: DTypeLike = np.float32) -> AnyOperand:
-    """Return the last place of a t of a dtype, float32 or float64: 2 ** (e - places), with 23 or 52 places, for a t from 2 ** e
-    up to, but not including, 2 ** (e + 1). NaN for Inf. Float32 are at least 2 ** -102.
+    """Return the last place of t, a number of a dtype, float32 or float64. For a t from 2 ** e up to, but not including,
+    2 ** (e + 1) that is 2 ** (e - places), with 23 or 52 places. It is NaN for Inf. A float32 t has to be at least 2 ** -102.
 
-    It is t - (t - 3/4 * t * 2 ** -places). The product is 3/4 up to 3/2 times the last place, and less than 3/2 of it if it is
-    not subnormal. So the difference is rounded to the number below t. The number below a power of two is half a place away;
-    there the product is 3/4 of a place, a tie that goes to the even one, a whole place below."""
+    The result is computed as t - (t - 3/4 * t * 2 ** -places). The product is 3/4 to 3/2 of the last place, and less than 3/2
+    unless it is subnormal. So the inner difference is rounded to t minus one place. This also holds for a power of two, below
+    which numbers are half a place apart: there the product is 3/4 of a place, and the tie goes to the even number, a whole
+    place below t."""
     return op("Sub", t, op("Sub", t, op("Mul", t, np.array(0.75 * 2.0 ** -np.finfo(dtype).nmant, dtype))))

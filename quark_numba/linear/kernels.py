@@ -47,17 +47,17 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
     def convert_run(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
         """Convert `n` elements from index `start` on, all with the same `numbers`: the scale and the zero point, or the numbers
         that `convert` takes instead."""
-        # Storing a vector across two cache lines takes twice as long. So the first pass ends where a line does.
-        # For example, if start is 0, n is 2**17 and head is 32, then half is 2**16 - 1024, and the passes convert
-        # 0..32, 32..1056, 64544..65568, 1056..2080, 65568..66592, ..., and at the end what is left, 129056..131072.
+        # A store across two cache lines takes twice as long. So the first pass ends at the end of a cache line. For example,
+        # let start be 0, n 2**17 and head 32. Then half is 2**16 - 1024, and the passes convert 0..32, 32..1056, 64544..65568,
+        # 1056..2080, 65568..66592 and so on. The last pass converts the rest, 129056..131072.
         head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
         half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
         done, begin, stop = unsigned(0), unsigned(start), unsigned(start) + head
         while done < unsigned(n):
             done += stop - begin
             if in_words:
-                # In a loop that reads float32, vectors have 8 elements, and LLVM narrows each to bytes with 5 instructions.
-                # Here LLVM unrolls the inner loop, and keeps the words in registers.
+                # In a plain loop over float32, LLVM takes 5 instructions to narrow each vector of 8 elements to bytes. In this
+                # one it unrolls the inner loop and keeps the words in registers, and `narrow` makes bytes of them.
                 words = words_on_stack()
                 while begin + unsigned(WORDS) <= stop:
                     for i in range(unsigned(WORDS)):
@@ -78,7 +78,7 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
 def _varying_scale(convert: Any) -> Any:
     def convert_row(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
         """Convert `n` elements from index `start` on. The first element has scale number `first`, the next element the next
-        scale, and so on. The same holds for zero points, or one is for all."""
+        scale, and so on. Zero points are taken in the same way, unless there is one zero point for all elements."""
         s = unsigned(first - start)
         if zero_point.size == 1:
             one = zero_point[0]
@@ -102,13 +102,13 @@ def _run(key: Key) -> Any:
     convert_row = _varying_scale(convert)
 
     def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-        """Convert x, which begins at element `start` of an array with this ``granularity.Loop`` (a tuple or an array). Each
-        pass of the loop converts the elements that share a scale, or a row of scales. There are as many zero points as scales,
-        or one for all."""
-        # For example, let x be elements 9 to 23 of an array of shape (4, 6): `start` is 9, and x.size is 15. With blocks of 2
-        # along axis 0, Loop(4, 2, 6, 2, True), the passes convert elements 9..12 of the array with scales 3..6, 12..18 with
-        # 6..12, and 18..24 with 6..12. With blocks of 2 along axis 1, Loop(6, 2, 1, 12, False), they convert element 9 with
-        # scale 4, 10..12 with scale 5, 12..14 with scale 6, and so on.
+        """Convert x. It is part of an array, from element `start` on, and `loop` is the ``granularity.Loop`` of the array (a
+        tuple or an array). Each pass converts consecutive elements with the same scale, or a row of elements with a scale each.
+        There are as many zero points as scales, or a single zero point."""
+        # For example, let x be elements 9 to 23 of an array of shape (4, 6): `start` is 9, and x.size is 15. Blocks of 2 along
+        # axis 0 are Loop(4, 2, 6, 2, True): the passes convert elements 9..12 of the array with scales 3..6, then 12..18 with
+        # scales 6..12, then 18..24 with scales 6..12. Blocks of 2 along axis 1 are Loop(6, 2, 1, 12, False): the passes convert
+        # element 9 with scale 4, then 10..12 with scale 5, then 12..14 with scale 6, and so on.
         done, size = signed(0), x.size
         if size == 0:
             return

@@ -62,8 +62,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Sub": lambda a, b: _f32(a - b),
 }
 
-# For operators with attributes: (attributes of a step) -> the function of the step. They are not cached: 0 and -0 would be the
-# same key.
+# For operators with attributes: (attributes of a step) -> the function of the step. These functions are not cached, because 0
+# and -0 would be the same key.
 _WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
     "HardSigmoid": _hard_sigmoid,
     "LeakyRelu": lambda alpha: inline(lambda x: x if x >= _f32(0) else _f32(_f32(alpha) * x)),
@@ -107,9 +107,9 @@ def _clip(has_lowest: bool, has_highest: bool) -> Any:
 
 @functools.cache
 def reciprocal_round_trip(key: Key) -> tuple[Any, Any]:
-    """Return (a function, its condition) for a round trip by the reciprocal of the scale, which is faster than that of
-    ``linear``: (x, reciprocal, scale, zero point) -> y, or None if there is no such function; and (scale, zero point) ->
-    whether the function can be used with them."""
+    """Return two functions for a round trip that multiplies by the reciprocal of the scale, which is faster than the round trip
+    of ``linear``. The first one is (x, reciprocal, scale, zero point) -> y, or None if there is no such function. The second
+    one is (scale, zero point) -> whether the first one can be used with them."""
     if key.quantized.name in _FLOAT8 and key.saturate:
         return _float8_round_trip(key)
     if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
@@ -117,8 +117,8 @@ def reciprocal_round_trip(key: Key) -> tuple[Any, Any]:
     round_to_nearest = upper_bits_rounder(BFLOAT16) if key.quantized is BFLOAT16 else rounder(FLOAT16)
     lowest, highest = _f32(key.quantized.lowest), _f32(key.quantized.highest)
 
-    # The sum turns -0 into 0 and makes a signalling NaN quiet. Clipping before rounding saturates all values: one that rounds
-    # beyond the largest finite value is larger than that value.
+    # The sum turns -0 into 0 and makes a signalling NaN quiet. Clipping before rounding is enough to saturate: only a value
+    # above the largest finite value could round beyond it.
     def round_trip(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
         return round_to_nearest(fma(_clip_above(_clip_below(x, lowest), highest), reciprocal, _f32(0)))
 
@@ -133,9 +133,9 @@ _FLOAT8 = ("float8e4m3fn", "float8e5m2")
 
 
 def _float8_round_trip(key: Key) -> tuple[Any, Any]:
-    """Return `reciprocal_round_trip` for the types of _FLOAT8. It makes no codes, and takes the scale instead of its
-    reciprocal. It may saturate before rounding: a value that rounds beyond the largest one is larger than that. A NaN becomes
-    the value of the code of NaN, with its sign."""
+    """Return `reciprocal_round_trip` for the types of _FLOAT8. The function makes no codes, and takes the scale instead of its
+    reciprocal. It saturates before rounding, because only a value above the largest one could round beyond it. A NaN keeps its
+    sign, and becomes the value of the type's code for NaN."""
     round_to_nearest, highest = nearest(key.quantized), _f32(key.quantized.highest)
     decode, nan = decoder(key.quantized), key.quantized.storage.type(key.quantized.nan)
 
@@ -154,8 +154,8 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
 
 
 def input_dtypes(program: Program) -> list[Any]:
-    """Return the dtypes in which the program reads its inputs: float32, except for zero points, which have the dtype that the
-    kernels of the linear family read, and inputs of Cast, which have their storage dtype."""
+    """Return the dtypes in which the program reads its inputs. Zero points have the dtype that the kernels of the linear family
+    read, inputs of Cast have their storage dtype, and all other inputs are float32."""
     dtypes: list[Any] = [np.dtype(np.float32)] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:

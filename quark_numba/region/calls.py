@@ -15,7 +15,7 @@ from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
-# The numbers of lanes, which are the channels of a block of the blocked layout. The size of a tile is a multiple of each.
+# The possible numbers of lanes. A lane is a channel of a block of the blocked layout. The size of a tile is a multiple of each.
 LANES = (2, 4, 8, 16, 32, 64)
 
 _f32 = np.float32
@@ -66,8 +66,8 @@ CHANNEL_AXIS = -3
 
 
 def run_region(*inputs: NDArray[Any], program: str, lanes: int = 0, channels: int = 0) -> NDArray[np.float32]:
-    """Return the result of a program for these arrays. Raise ValueError if the text is not a program, if it has another number
-    of inputs, or if the arrays do not fit the layout."""
+    """Return the result of a program for these arrays. Raise ValueError if the text is not a program, if the program has
+    another number of inputs, or if the arrays do not fit the layout."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, lanes, channels)
@@ -88,8 +88,8 @@ def run_region(*inputs: NDArray[Any], program: str, lanes: int = 0, channels: in
 
 
 def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None) -> NDArray[np.float32]:
-    """Return the result of a program. `channels` is the node's attribute in the blocked layout, whose tensors have five
-    dimensions here, or None in ONNX's layout."""
+    """Return the result of a program. In the blocked layout `channels` is the node's attribute, and tensors have five
+    dimensions here. In ONNX's layout `channels` is None."""
     values: list[Any] = list(inputs)
     shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, program.axes, strict=True) if axis is None))
     with np.errstate(all="ignore"):

@@ -21,7 +21,7 @@ from .key import BLOCK_ROUND_TRIPS, Program
 from .loops import Apply
 from .source import ElementWriter, bind_steps
 
-# The elements of a vector of float32. A thread computes so many elements of y, or a block.
+# The number of elements in a vector of float32. A thread computes this many elements of y, or one block.
 COUNT = VECTOR // 4
 
 
@@ -59,15 +59,16 @@ def kernel(program: Program) -> DeviceKernel:
 
 
 def _find_elements(program: Program, count: int) -> list[str]:
-    """Return the lines that compute which elements a thread has: `rows`, their number; `start`, the index in y of the first
-    one; `along`, how far they are apart; `is_vector`, whether y, and inputs that are laid out as y, may be accessed in vectors;
-    and the places of the elements in the loops. If there are fewer elements than places, the last one is repeated."""
+    """Return the lines that compute which elements a thread has. They set `rows`, the number of elements; `start`, the index of
+    the first element in y; `along`, the distance between the elements; `is_vector`, whether y and the inputs that are laid out
+    as y may be accessed in vectors; and the places of the elements in the loops. If there are fewer elements than places, the
+    last element is repeated."""
     places = ["place0 = place_of(work, first)"]
     for j in range(1, count):
         places.append(f"place{j} = after(work, place{j - 1}) if rows > unsigned({j}) else place{j - 1}")
     inputs = zip(program.inputs, arithmetic.input_dtypes(program), strict=True)
     if all(x.is_scalar or x.element_type.storage == dtype for x, dtype in inputs):
-        # Divisions take longer than all that a thread does with four elements that are read as a vector.
+        # These divisions take longer than everything else that a thread does with four elements that are read as a vector.
         all_streams = sum(1 << k for k in program.streams)
         no_places = f"{' = '.join(f'place{j}' for j in range(count))} = {', '.join(['unsigned(0)'] * GPU_LOOPS)}"
         places = [no_places, f"if not is_vector or work.full != unsigned({all_streams}):", *indented(places)]
@@ -92,8 +93,8 @@ def _find_elements_of_block(program: Program, block: int) -> list[str]:
 
 
 def _read_streams(program: Program, count: int, block: int) -> list[str]:
-    """Return the lines that read the elements of a thread, `count` of each input that has more than one: e{k}_{j}. Those of an
-    input that is laid out as y are read as vectors, if they are aligned."""
+    """Return the lines that read the elements of a thread: `count` elements e{k}_{j} of each input k that has more than one
+    element. If an input is laid out as y and aligned, its elements are read as vectors."""
     lines = []
     for k, (x, dtype) in enumerate(zip(program.inputs, arithmetic.input_dtypes(program), strict=True)):
         if x.is_scalar:
@@ -114,7 +115,7 @@ def _read_each(k: int, indices: list[str]) -> list[str]:
 
 
 def _read_block(k: int, block: int) -> list[str]:
-    """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
+    """Return the lines that read a block. The last element of a short block is repeated, which does not change the maximum."""
     whole = [f"i{k} + unsigned({j}) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
     short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
     return branch(f"rows == unsigned({block})", _read_each(k, whole), _read_each(k, short))
@@ -145,7 +146,8 @@ def _compute_steps(program: Program, elements: ElementWriter, count: int) -> lis
 
 
 def _write_y(y: list[str]) -> list[str]:
-    """Return the lines that write these elements to y: all of them, as vectors or one by one, or as many as there are."""
+    """Return the lines that write these elements to y, as vectors or one by one. Elements that only repeat the last one are not
+    written."""
     count = len(y)
     lines = ["y = array_at(work.y, work.units, np.float32)"]
     if count % COUNT == 0:

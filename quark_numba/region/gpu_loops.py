@@ -1,4 +1,5 @@
-"""The loops of a kernel on a GPU, from the loop of ``granularity``, and the record of a launch, which tells the kernel of them.
+"""The loops of a kernel on a GPU, made from the loop of ``granularity``, and the record of a launch, which passes them to the
+kernel.
 
 The functions except `work_of` are compiled into the nodes of sessions: see ``granularity``.
 """
@@ -14,10 +15,10 @@ from .key import Program
 # The number of the kernel's loop along the axis of blocks.
 BLOCK_LOOP = 2
 
-# The numbers of the kernel's loops for the other dimensions of a node's loop, from the last dimension to the first: without
-# blocks, with blocks along the last dimension, and with blocks along one before it. Neighbouring threads differ in loop 3, or,
-# if its length is 1, in loop 2: they get neighbours in the last dimension. Beside a loop over blocks there are three others; a
-# fourth dimension is a fault.
+# Which of the kernel's loops runs over each other dimension of a node's loop, from the last dimension to the first: without
+# blocks, with blocks along the last dimension, and with blocks along an earlier dimension. Neighbouring threads differ in loop
+# 3, or in loop 2 if loop 3 has length 1, so they get neighbours along the last dimension. Besides a loop over blocks there are
+# only three others; a fourth dimension is a fault.
 PLAIN_ORDER, LAST_AXIS_ORDER, OTHER_AXIS_ORDER = (3, 2, 1, 0), (1, 0, 3, 3), (3, 1, 0, 0)
 
 
@@ -25,7 +26,7 @@ class Layout(NamedTuple):
     """The indices of the fields in the record of a launch, which are 64-bit words: see `work_of`."""
 
     y: int
-    inputs: int  # the first of them, as for all plurals
+    inputs: int  # the index of the first input; other plurals are the index of the first one too
     units: int
     lengths: int
     rows: int
@@ -49,14 +50,14 @@ def lay_out(count: int, streams: int, has_blocks: bool) -> Layout:
 def work_of(program: Program) -> Any:
     """Return the dtype of the record of a launch. The units are the elements of y, or its blocks.
 
-    It has the addresses `y`, and `x0`, `x1` and so on of the inputs, which have the tensors' element types. `length0` to
-    `length3` are the dimensions of y, with neighbours merged or dimensions of 1 in front. For input k with more than one
-    element, `step{k}_{d}` is how many of its elements are from one index along dimension d to the next, 0 if it lacks the
-    dimension. Bit k of `full` is set if its elements are laid out as those of y. `is_aligned` tells whether y and these inputs
-    are at multiples of VECTOR.
+    The record has the address `y`, and the addresses `x0`, `x1` and so on of the inputs, which have the tensors' element types.
+    `length0` to `length3` are the dimensions of y; neighbouring dimensions may be merged, and dimensions of 1 stand in front.
+    For each input k with more than one element, `step{k}_{d}` is the distance of its elements along dimension d, or 0 if the
+    input lacks the dimension. Bit k of `full` is set if input k is laid out as y. `is_aligned` tells whether the addresses of y
+    and of these inputs are multiples of VECTOR.
 
     If the program rounds to block formats, `length2` is the number of blocks along their axis, and `rows` the number of
-    elements. The other dimensions may have any order. There are also steps of y, `step_y_{d}`."""
+    elements. The other dimensions may have any order. The record then also has the steps of y, `step_y_{d}`."""
     has_blocks = program.block_steps != []
     at = lay_out(len(program.inputs), len(program.streams), has_blocks)
     steps = [f"step{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
@@ -67,17 +68,17 @@ def work_of(program: Program) -> Any:
 
 
 class Loops(NamedTuple):
-    """The loop of a node, as from `merge_dimensions`, and how the kernel's loops are made of it."""
+    """The loop of a node, from `merge_dimensions`, and the kernel's loops that are made of it."""
 
     dimensions: int
     lengths: Any
     masks: Any
-    numbers: Any  # of the kernel's loop, for each dimension
+    numbers: Any  # for each dimension, the number of the kernel's loop
     rows: int  # the length of the axis of blocks, or 1
 
 
 def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any, numbers: Any) -> tuple[int, Loops]:
-    """Return (fault, Loops), of these arrays, which are set. `axis` is 0 without blocks."""
+    """Set the arrays `lengths`, `masks` and `numbers`, and return (fault, Loops) of them. `axis` is 0 without blocks."""
     rank, count = len(shape), len(operands.ranks)
     if axis and rank < 2:
         axis = -1  # as ``block.granularity`` has it
@@ -101,8 +102,8 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
 
 
 def set_steps(work: Any, first: int, loops: Loops, k: int) -> int:
-    """Set how far elements of input `k`, or of y if k is below 0, are apart along each of the kernel's loops: GPU_LOOPS words
-    of the record, from index `first` on. Return the number of elements."""
+    """Set the distance between elements of input `k` along each of the kernel's loops: GPU_LOOPS words of the record, from
+    index `first` on. A negative k stands for y. Return the number of elements."""
     for number in range(GPU_LOOPS):
         work[first + number] = 0
     elements = 1
@@ -114,8 +115,8 @@ def set_steps(work: Any, first: int, loops: Loops, k: int) -> int:
 
 
 def set_work(work: Any, operands: Operands, size: int, block: int, loops: Loops) -> int:
-    """Set the fields of a record `work_of` after the addresses. Return the number of units. `size` is that of y, and `block`
-    that of blocks, or 0."""
+    """Set the fields of a record `work_of` that follow the addresses, and return the number of units. `size` is the number of
+    elements of y, and `block` the block size, or 0 without blocks."""
     count, streams = len(operands.ranks), 0
     for k in range(count):
         streams += operands.scalars[k] == 0

@@ -26,27 +26,27 @@ FIRST_OF_Y = WRONG_AXIS
 # The nested loops of a kernel on a GPU.
 GPU_LOOPS = 4
 
-# The axis of an input that broadcasts, for which `Program.axes` has None.
+# Stands for the axis of an input that broadcasts; `Program.axes` has None for it.
 OPERAND = 1
 
 
 class Operands(NamedTuple):
-    """The inputs of a node, as arrays: `ranks` has an element for each input, and tells how many inputs there are. `axes` and
-    `scalars` may be longer."""
+    """The inputs of a node, as arrays: `ranks` has one element for each input. `axes` and `scalars` may have more elements than
+    there are inputs."""
 
     # One array for all inputs: `shape_stride` elements for each, of which the last ones are the dimensions. An array of two
     # dimensions takes a second longer to compile.
     shapes: Any
     ranks: Any
-    axes: Any  # OPERAND, or as in `Program.axes`: the axis below 0 of several scales or zero points, 0 for one of them
+    axes: Any  # OPERAND; or the negative axis of several scales or zero points; or 0 for a single one
     scalars: Any  # whether the program expects one element
     shape_stride: int
 
 
 def split_channels(operands: Operands, lanes: int) -> int:
-    """Replace each shape (N, C, H, W) by the five dimensions (N, C / lanes, H, W, lanes), in which the elements of a blocked
-    tensor are stored, or by (N, 1, H, W, 1) for one channel. Return the number of the first input whose C is neither 1 nor a
-    multiple of `lanes`, or -1."""
+    """Replace each shape (N, C, H, W) by (N, C / lanes, H, W, lanes), the order in which a blocked tensor is stored, or by (N,
+    1, H, W, 1) if C is 1. Return the number of the first input whose C is neither 1 nor a multiple of `lanes`, or -1 if there
+    is no such input."""
     shapes, ranks, axes, _, stride = operands
     for k in range(len(ranks)):
         if axes[k] != OPERAND or ranks[k] != 4:
@@ -87,8 +87,8 @@ def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
 
 
 def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int, int]:
-    """Write the shape of y to the end of `shape`, and return (fault, number of the faulty input, rank). `lanes` is the number
-    of channels in a block of the blocked layout, whose tensors get five dimensions, or 0 in ONNX's layout."""
+    """Write the shape of y to the end of `shape`, and return (fault, number of the faulty input, rank). In the blocked layout
+    `lanes` is the number of channels in a block, and tensors get five dimensions. In ONNX's layout `lanes` is 0."""
     shapes, ranks, axes, scalars, stride = operands
     count = len(ranks)
     faulty_input = split_channels(operands, lanes) if lanes else -1
@@ -108,8 +108,8 @@ def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int,
 
 def set_layout(work: Any, shape: Any, size: int, block: int, axis: int, is_blocked: bool, channels: int) -> int:
     """Set the fields of a record ``kernels.WORK`` that tell how y lies in memory, from `block` to `last_block`, and return the
-    fault. `shape` and `size` are those of y. `channels` are its channels without padding, or 0 if it has no padding. `block`
-    and `axis` are those of the steps that round to block formats, or 0."""
+    fault. `shape` and `size` describe y. `channels` is the number of its channels without padding, or 0 if y has no padding.
+    `block` and `axis` are the block size and the axis of the steps that round to block formats, or 0."""
     work.block, work.size, work.outer, work.length, work.inner, work.lanes, work.own_lanes = block, size, 1, 0, 0, 0, 0
     if is_blocked and len(shape) == 5:
         groups, work.lanes, work.inner = shape[1], shape[4], shape[2] * shape[3]
@@ -130,18 +130,18 @@ def set_layout(work: Any, shape: Any, size: int, block: int, axis: int, is_block
 
 
 def describe_as_channels(work: Any, size: int) -> None:
-    """Set `length`, `inner` and `lanes` for blocks that are consecutive in memory, as the channels of one place of an image are
-    in the blocked layout: y is described as one image in that layout, with a place for each block. If the last block of an axis
-    is short, there is a place for each axis."""
+    """Set `length`, `inner` and `lanes` for blocks that are consecutive in memory. Describe y as one image in the blocked
+    layout, with a pixel for each block, or for each whole axis if the last block of an axis is short."""
     if work.length % work.block == 0:
         work.length = work.block
     work.lanes, work.inner = work.length, size // work.length if size else 0
 
 
 def merge_dimensions(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any) -> int:
-    """Write the `lengths` and `masks` of the loop over y, and return how many dimensions it has. These are the dimensions of
-    y's `shape`, without those of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set
-    if input k has the dimension. The bit after those of the inputs is set if it is `axis`, which is not merged (0 for none)."""
+    """Write the `lengths` and `masks` of the loop over y, and return its number of dimensions. They are the dimensions of y's
+    `shape`, except for those of length 1. Neighbouring dimensions are merged if every input has both or neither of them. Bit k
+    of a dimension's mask is set if input k has the dimension. The bit after the bits of the inputs marks the dimension `axis`,
+    which is never merged (0 for none)."""
     shapes, ranks, axes, _, stride = operands
     count, rank = len(ranks), len(shape)
     dimensions = 0

@@ -1,5 +1,5 @@
-"""The loop over elements: one function for all programs, which cuts the work into tiles, and one for each program, which runs
-it on a tile."""
+"""The loop over elements. One function, the same for all programs, cuts the work into tiles. Another function, made for each
+program, runs the program on a tile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Nest(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An input, as tiles read it."""
+    """An input with what is needed to read its tiles."""
 
     number: int
     data: int  # the address of its elements
@@ -63,10 +63,10 @@ class Stream(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """How the elements of an input recur in y: `size` consecutive ones serve for `period` elements of y, again and again, and
-    then others do. For example, a bias along channels, of shape (1, 64, 1, 1), has size 1 and period 64 in y of shape
-    (1, 64, 8, 8). A bias of shape (64,) has size 64 and period 2,048 in y of shape (32, 64). If nothing recurs, both are the
-    length of a row."""
+    """How the elements of an input recur along y: `size` consecutive elements are repeated over `period` elements of y, and
+    then the next `size` elements take over. For example, a bias along channels, of shape (1, 64, 1, 1), has size 1 and period
+    64 in y of shape (1, 64, 8, 8). A bias of shape (64,) has size 64 and period 2,048 in y of shape (32, 64). If no element
+    recurs, both numbers are the length of a row."""
 
     size: int
     period: int
@@ -89,7 +89,7 @@ def stream_of(work_address: int, k: int, full: int) -> Any:
 
 @jit.function
 def find_full_inputs(nest: Any) -> int:
-    """Return a mask of the inputs that have all dimensions of the loop: their elements are laid out as those of y."""
+    """Return a mask of the inputs that have all dimensions of the loop, which means that they are laid out as y."""
     full: Any = np.int64(-1)
     for d in range(nest.dimensions):
         full &= nest.masks[d]
@@ -104,8 +104,8 @@ def has_dimension(nest: Any, k: int, d: int) -> bool:
 
 @jit.function
 def find_row(nest: Any, k: int, row: int) -> int:
-    """Return the index of the first element of input k for a row of y. A row of y, unlike one of a tile, is the elements along
-    the last dimension of the loop."""
+    """Return the index of the first element of input k for a row of y. A row of y is the elements along the last dimension of
+    the loop; a row of a tile is something else."""
     last = nest.dimensions - 1
     stride = nest.lengths[last] if has_dimension(nest, k, last) else 1
     offset = 0
@@ -120,7 +120,7 @@ def find_row(nest: Any, k: int, row: int) -> int:
 
 @jit.function
 def find_repetition(nest: Any, k: int) -> Any:
-    """Return the Repetition of input k. What recurs is an element or a row."""
+    """Return the Repetition of input k, in which either an element or a row recurs."""
     last = nest.dimensions - 1
     length = nest.lengths[last]
     if not has_dimension(nest, k, last):
@@ -132,7 +132,8 @@ def find_repetition(nest: Any, k: int) -> Any:
 
 @jit.function
 def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
-    """Write `count` bytes to `target`: the `size` bytes at `source`, repeated, the first time from byte `begin` on."""
+    """Write `count` bytes to `target`: the `size` bytes at `source`, again and again. The first copy starts at its byte
+    `begin`."""
     done = min(size - begin, count)
     copy_bytes(source + begin, target, done)
     rest = min(begin, count - done)
@@ -154,8 +155,8 @@ def fill(source: int, target: int, n: int) -> None:
 
 @jit.function
 def spread(work_address: int, stream: Any, index: int, n: int, buffer: int) -> int:
-    """Return the address of a stream's elements for the n elements of y from `index` on. They are written to `buffer`, unless
-    they are consecutive in the input already."""
+    """Return the address of a stream's elements for the n elements of y from `index` on. If these elements are not consecutive
+    in the input, they are copied to `buffer` first."""
     nest, itemsize = nest_of(work_address), stream.itemsize
     length = nest.lengths[nest.dimensions - 1]
     row = index // length
@@ -182,12 +183,12 @@ def spread(work_address: int, stream: Any, index: int, n: int, buffer: int) -> i
 
 @jit.expand
 def find_end_of_reuse(work_address: int, stream: Any, index: int, n: int) -> int:
-    """Return the index in y up to which the elements of `spread` serve the following tiles too, of n elements or fewer; 0 if
-    they do not serve the next one.
+    """Return the index in y up to which tiles of at most n elements can use the elements that `spread` wrote for this tile; 0
+    if even the next tile cannot use them.
 
-    They serve up to the end of the period, if each tile begins at the same place of the repetition. For example, a bias along
-    channels, of shape (1, 64, 1, 1), has a period of 4,096 in y of shape (1, 64, 64, 64): four tiles of 1,024 elements take the
-    same buffer. In y of shape (1, 64, 8, 8), with a period of 64, each tile has 16 channels of its own."""
+    Tiles can use them up to the end of the period, if each tile begins at the same place of the repetition. For example, a bias
+    along channels, of shape (1, 64, 1, 1), has a period of 4,096 in y of shape (1, 64, 64, 64): four tiles of 1,024 elements
+    take the same buffer. In y of shape (1, 64, 8, 8), with a period of 64, each tile has 16 channels of its own."""
     size, period = find_repetition(nest_of(work_address), stream.number)
     end = index - index % period + period
     return end if index + n <= end and n % size == 0 else 0
@@ -195,8 +196,8 @@ def find_end_of_reuse(work_address: int, stream: Any, index: int, n: int) -> int
 
 @jit.function
 def clear_padding(work_address: int, index: int, n: int) -> None:
-    """Write zeros to the channels that the blocked layout adds, in the n elements of y from `index` on, which are whole blocks.
-    A convolution multiplies these channels by 0, and Inf times 0 would be NaN."""
+    """Write zeros to the channels that the blocked layout adds, within n elements of y from `index` on. These elements are
+    whole blocks of channels. A convolution multiplies these channels by 0, and Inf times 0 would be NaN."""
     work = record_at(work_address, WORK)
     lanes, own, batch_size, last_block = work.lanes, work.own_lanes, work.batch_size, work.last_block
     while n > 0:
@@ -213,7 +214,7 @@ def clear_padding(work_address: int, index: int, n: int) -> None:
 @jit.expand
 def locate_elements(work_address: int, full: int, index: int, n: int, buffers: int, addresses: Any, ends: Any) -> None:
     """Set the `addresses` of the inputs' elements for a tile, the n elements of y from `index` on. `buffers` has TILE elements
-    for each stream. `ends` are from `find_end_of_reuse`, for the elements of the tile before this one; 0 for the first."""
+    for each stream. `ends` are the results of `find_end_of_reuse` for the previous tile, and 0 for the first tile."""
     work = record_at(work_address, WORK)
     buffer = buffers
     for k in range(work.count):
@@ -260,8 +261,8 @@ def run_chunk(work_address: int, number: int) -> None:
 
 @jit.function
 def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, blocks: Any) -> None:
-    """Run a step that rounds to a block format on a tile, a record TILE_WORK, by the task that converts any blocks, a C
-    function. Places of the tile without elements are set to zero, which affects no block."""
+    """Run a step that rounds to a block format on a tile, which a record TILE_WORK describes. The C function that converts any
+    blocks does the work. Places of the tile without elements are set to zero first, which does not change a block."""
     rows, filled_rows, columns, width = tile.rows, tile.filled_rows, tile.filled_columns, blocks.inner
     x, y = array_at(x_address, rows * width, np.float32), array_at(y_address, rows * width, np.float32)
     if tile.is_unchanged:

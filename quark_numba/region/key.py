@@ -59,8 +59,8 @@ OPERANDS = {
 # The limits of a program. A stream is an input of more than one element, and takes space on the stack of each thread.
 MAX_INPUTS, MAX_STREAMS, MAX_STEPS = 48, 16, 64
 
-# The element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller types for
-# inputs that may differ in type.
+# The element types of zero points: the operator's types of at least 4 bits. For inputs that may differ in type, ONNX Runtime
+# does not support smaller types.
 ZERO_POINTS = tuple(row for row in _ROUND_TRIP.quantized if row.bits >= 4)
 
 # The element types of inputs that may be cast.
@@ -75,8 +75,8 @@ class Input(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a program. `operands` are the numbers of values, or None for an omitted operand. The program's inputs are
-    numbered first, then the results of its steps."""
+    """A step of a program. `operands` has the number of a value for each operand, or None for an omitted one. Values are
+    numbered: first the program's inputs, then the results of its steps."""
 
     operator: str
     operands: tuple[int | None, ...]
@@ -131,8 +131,8 @@ class Program(NamedTuple):
 
     @property
     def axes(self) -> tuple[int | None, ...]:
-        """The role of each input: None for an operand, which broadcasts; 0 for a scale or zero point of one element; for others
-        the axis of y along which their one dimension lies, counted from the last axis, -1."""
+        """The role of each input. None is an operand, which broadcasts. 0 is a scale or zero point of one element. A negative
+        number is a scale or zero point of one dimension, along this axis of y."""
         axes = dict(self.uses())
         return tuple(axes[number] for number in range(len(self.inputs)))
 
@@ -171,7 +171,7 @@ class Program(NamedTuple):
 
 @functools.cache
 def parse(text: str) -> Program:
-    """Return the program of a text. Raise ValueError, which names the step at fault, if the text is not a program."""
+    """Return the program of a text. Raise ValueError if the text is not a program. The message names the step at fault."""
     from onnx import parser
 
     try:

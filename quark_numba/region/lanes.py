@@ -1,6 +1,6 @@
-"""Tiles of y in ONNX Runtime's blocked layout, for programs that round to block formats. In memory the channels of a block of
-that layout, its lanes, are side by side. In a tile each channel is a row, as in ONNX's layout. Tiles of a y whose blocks lie
-along the last axis are the same: see ``granularity.describe_as_channels``."""
+"""Tiles of y in ONNX Runtime's blocked layout, for programs that round to block formats. In that layout the channels of a
+block, called lanes, are side by side in memory. In a tile each channel is a row, as in ONNX's layout. If the blocks of y lie
+along the last axis, the same functions load and store its tiles: see ``granularity.describe_as_channels``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .kernels import WORK, fill, find_repetition, find_row, nest_of, spread
 
 @jit.function
 def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]:
-    """Return (index in memory of lane 0, the lane) of an element: that which is `row` channels after the element with this
-    index in ONNX's layout."""
+    """Return (index in memory of lane 0, the lane) of the element that is `row` channels after the element with this index in
+    ONNX's layout."""
     work = record_at(work_address, WORK)
     channels, place = divmod(index, work.inner)
     batch, channel = divmod(channels, work.length)
@@ -29,7 +29,7 @@ def _index_in_memory(work_address: int, index: int, row: int) -> tuple[int, int]
 @jit.function
 def load_lanes(work_address: int, stream: Any, span: Any, shape: Any, buffer: int, scratch: int) -> None:
     """Write the part of the tile of a stream for a span into its buffer, as ``tiles.load`` does. `scratch` is the address of
-    memory for as many elements as a row has, for each lane."""
+    memory for one row of elements for each lane."""
     work, nest = record_at(work_address, WORK), nest_of(work_address)
     lanes, itemsize = work.lanes, stream.itemsize
     # Each row of the tile is one element of the input, repeated.

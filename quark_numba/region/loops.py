@@ -1,11 +1,13 @@
-"""The loops that run a program on a tile, and the buffers between them. They are lists, made before any source is written.
+"""The loops that run a program on a tile, and the buffers between them. Loops are lists of what to do for each element; their
+source is written later (``source``).
 
 For example, the absolute value of a round trip of x0 + x1, where x1 has one element, is a list of one loop:
 
     [Load(0, "x0"), Apply(0), Apply(1), Apply(2), Store(6, "y")]
 
 Values are numbered as in a program: 0 to 3 are the inputs x0, x1, the scale and the zero point, and the results of the steps
-follow. A step that rounds to a block format is part of loops for ordinary blocks, and a conversion for any other blocks.
+follow. A step that rounds to a block format is part of a loop for ordinary blocks. For other blocks it is a conversion of its
+own.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import NamedTuple
 from ..block.tiles import closed_function, has_ordinary_functions
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program, Step
 
-# The ways to compute an element of a step: by its function; by a reciprocal, for some round trips; by the anchor of its block;
-# or as its operand, unchanged.
+# The ways to compute an element of a step: by the function of the step; by a reciprocal, for some round trips; by the anchor of
+# its block; or by returning the operand unchanged.
 EXACT, RECIPROCAL, ANCHOR, UNCHANGED = "exact", "reciprocal", "anchor", "unchanged"
 
-# Whether a step that rounds blocks returns its operand, if that does not depend on a condition.
+# Whether a step that rounds blocks returns its operand unchanged, where this is known without a condition.
 NEVER, ALWAYS = "never", "always"
 
 
@@ -58,7 +60,8 @@ Loop = list[Load | Apply | Reduce | Store]
 
 
 class Conversion(NamedTuple):
-    """A step that rounds blocks, on the whole tile, by the task that converts any blocks, from array `x` to array `y`."""
+    """Convert the whole tile from array `x` to array `y` by the task that converts any blocks. This is a step that rounds
+    blocks."""
 
     step: int
     x: str
@@ -78,11 +81,11 @@ Part = Loop | Conversion | Choice
 
 def exact_parts(program: Program) -> tuple[list[Loop | Conversion], int]:
     """Return the parts that run a program on any elements, and the number of their buffers. A loop ends with a round trip; the
-    steps after the last round trip belong to its loop. A step that rounds blocks is a part of its own."""
+    loop of the last round trip also has the steps after it. A step that rounds blocks is a part of its own."""
     blocks = program.block_numbers
     round_trips = [k for k, step in enumerate(program.steps) if step.operator in (ROUND_TRIP, FAKE_QUANTIZE)]
     pieces = _cut(program, {*blocks, *(number + 1 for number in (*blocks, *round_trips[:-1]))} - {0, len(program.steps)})
-    # The task that converts any blocks does not convert them in place.
+    # The task that converts any blocks cannot convert in place.
     buffers = _numbered_buffers(_lifetimes(program, pieces), is_in_place=False)
     arrays = _arrays(program, buffers)
     parts: list[Loop | Conversion] = [_loop(program, steps, arrays) for steps in pieces]
@@ -93,8 +96,8 @@ def exact_parts(program: Program) -> tuple[list[Loop | Conversion], int]:
 
 
 def has_ordinary_parts(program: Program) -> bool:
-    """Return whether `ordinary_parts` can run a program: it rounds to block formats, all of them with functions for ordinary
-    blocks, and with sub-blocks of at most one size."""
+    """Return whether `ordinary_parts` can run a program. The program has to round to block formats, all of these need functions
+    for ordinary blocks, and at most one size of sub-blocks may occur."""
     formats = program.blocks
     sizes = {blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block}
     return bool(formats) and all(map(has_ordinary_functions, formats)) and len(sizes) <= 1
@@ -105,8 +108,9 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     a step that rounds blocks, does the elementwise steps up to the next such step, and finds the largest magnitudes for it.
 
     A step that ALWAYS returns its operand is not converted. For the first step where that depends on a condition, there is a
-    choice between the two loops that end before it and begin with it, and one loop instead of both. The others are converted:
-    each further choice would double the number of loops, and those of two steps in a row would share a loop."""
+    choice: two loops, of which the second one converts the step, or one loop that does not. Further steps with a condition are
+    always converted: each further choice would double the number of loops, and the choices of two steps in a row would share a
+    loop."""
     unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.
@@ -121,8 +125,8 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
 
 
 def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, int]) -> list[Loop]:
-    """Return the loops that run a program on ordinary blocks. The first loop begins at step 0, each other one with one of the
-    steps `converted`. `buffers` are the buffers of values, of which the loops may need fewer."""
+    """Return the loops that run a program on ordinary blocks. The first loop begins with step 0, and each further loop with one
+    of the steps `converted`. `buffers` are the buffers of values; the loops may need only some of them."""
     pieces = _cut(program, converted)
     arrays = _arrays(program, {value: buffers[value] for value in _lifetimes(program, pieces, converted)})
     return [_loop(program, steps, arrays, converted) for steps in pieces]
@@ -130,7 +134,7 @@ def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, i
 
 def group_size(program: Program) -> int:
     """Return the number of rows of a tile of blocks that are converted together. They are whole sub-blocks of each step.
-    Without sub-blocks there are two, so that a maximum is stored for two rows at a time."""
+    Without sub-blocks it is two rows, so that maxima are stored only once for two rows."""
     formats = program.blocks
     rows = math.lcm(*(blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block))
     return 2 if rows == 1 and all(blocks.block % 2 == 0 for blocks in formats) else rows
@@ -169,8 +173,8 @@ def _arrays(program: Program, buffers: dict[int, int]) -> dict[int, str]:
 
 
 def _lifetimes(program: Program, pieces: list[range], converted: Collection[int] = ()) -> dict[int, tuple[int, int]]:
-    """Return (the place of the loop that computes it, the place of the last loop that reads it) for each result of a step that
-    a later loop reads."""
+    """For each result of a step that a later loop reads, return (the place of the loop that computes it, the place of the last
+    loop that reads it)."""
     count, read = len(program.inputs), dict[int, int]()
     for place, steps in enumerate(pieces):
         read |= {value: place for number in _with_next(steps, converted) for value in program.steps[number].present}
@@ -179,8 +183,8 @@ def _lifetimes(program: Program, pieces: list[range], converted: Collection[int]
 
 
 def _numbered_buffers(lives: dict[int, tuple[int, int]], *, is_in_place: bool) -> dict[int, int]:
-    """Return the number of the buffer for each of these values. A buffer is reused after the last loop that reads its value,
-    or, if `is_in_place`, in that loop already."""
+    """Return the number of the buffer for each of these values. A buffer is reused after the last loop that reads its value or,
+    if `is_in_place`, already in that loop."""
     buffers: dict[int, int] = {}
     for value, (computed, _) in lives.items():
         taken = {buffer for other, buffer in buffers.items() if lives[other][1] >= computed + is_in_place}
@@ -189,9 +193,9 @@ def _numbered_buffers(lives: dict[int, tuple[int, int]], *, is_in_place: bool) -
 
 
 def _unchanged(program: Program, number: int) -> str:
-    """Return whether step `number`, which rounds blocks, returns its operand if its blocks are ordinary: NEVER, ALWAYS, or a
-    condition, an expression. It does if the same rounding was done before and at most clipping since, unless a bound of a Clip
-    is no value of the block format."""
+    """Return when step `number`, which rounds blocks, returns ordinary blocks unchanged: NEVER, ALWAYS, or an expression for
+    the condition. It does so if an earlier step rounded to the same format and only clips came between, unless a bound of a
+    Clip is not a value of the block format."""
     since, is_closed = _steps_since_rounding(program, number), closed_function(*program.steps[number].block_format)
     if since is None or is_closed is None:
         return NEVER
@@ -206,8 +210,8 @@ def _unchanged(program: Program, number: int) -> str:
 
 
 def _steps_since_rounding(program: Program, number: int) -> list[Step] | None:
-    """Return the steps from step `number` back to the last one that rounds to the same block format, along their first
-    operands, without both ends; or None if there is none."""
+    """Return the steps between step `number` and the last earlier step that rounds to the same block format, going back along
+    first operands. Return None if there is no such step."""
     step, since = program.steps[number], list[Step]()
     operand = step.present[0]
     while operand >= len(program.inputs):

@@ -43,7 +43,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
 
 
 def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
-    """Return an operator of ONNX whose output has the same shape: the Sum of the operands that broadcast."""
+    """Return an operator of ONNX whose output has the shape of y: the Sum of the operands that broadcast."""
     axes = parse(attributes["program"]).axes
     return "Sum", [*dict.fromkeys(name for name, axis in zip(inputs, axes, strict=True) if axis is None)], {}
 

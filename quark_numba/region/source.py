@@ -1,6 +1,6 @@
 """The Python source of the function that runs a program.
 
-For example, that of the absolute value of a round trip of x0 + x1, where x1 has one element:
+For example, this is the source for the absolute value of a round trip of x0 + x1, where x1 has one element:
 
     def run_program(inputs, y_address, n):
         addresses = array_at(inputs, 4, np.int64)
@@ -28,20 +28,20 @@ For example, that of the absolute value of a round trip of x0 + x1, where x1 has
                     v2 = f2(v1)
                     y[i] = v2
 
-x0 is the array of input 0, or the input itself if it has one element; e0 is an element of x0. f0 is the function of step 0, and
-v0 its result for an element. Other names end with the number of an input or a step, too.
+x0 is the array of input 0, or its element if it has only one; e0 is an element of x0. f0 is the function of step 0, and v0 its
+result for an element. Names of inputs and steps end with their numbers.
 
 The words, from the whole to its pieces:
-- A tile is the elements of y that are computed while they stay in the first-level cache. Without block formats these are up to
-  TILE consecutive ones. With them a tile has rows and columns: a column is a block of y, and a row has an element of each, see
-  ``tiles``.
-- A group is `group_size` neighbouring rows, which a loop does together for one column after the other.
-- A part is a loop over a tile; a conversion of a tile, which is a step that rounds any blocks; or a choice between parts;
-  see ``loops``.
+- A tile is the elements of y that are computed together and stay in the first-level cache. Without block formats a tile is up
+  to TILE consecutive elements. With block formats a tile has rows and columns: a column is a block of y, and a row has an
+  element of each block, see ``tiles``.
+- A group is `group_size` neighbouring rows. A loop computes all rows of a group, one column after the other.
+- A part is a loop over a tile, a conversion of a tile (a step that rounds any blocks), or a choice between parts; see
+  ``loops``.
 
-The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. `least` is what `prepare` makes of the
-largest magnitude of a block: the bits of the smallest anchor in it. An anchor is the number by which `convert` rounds the
-elements of a block or sub-block. `is_closed` tells whether clipping leaves rounded blocks rounded.
+The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. `prepare` computes `least` from the
+largest magnitude of a block: the bits of the smallest anchor in the block. An anchor is the number by which `convert` rounds
+the elements of a block or sub-block. `is_closed` tells whether clipping leaves rounded blocks rounded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from . import arithmetic, loops
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
 from .loops import Apply, Choice, Conversion, Load, Loop, Part, Reduce, Store
 
-# The number of elements of a tile, which stays in the first-level cache, if the program does not round to block formats.
+# The number of elements of a tile, if the program does not round to block formats. A tile stays in the first-level cache.
 TILE = 1 << 10
 
 # The record of a tile, for a program that rounds to block formats. Addresses and numbers:
@@ -69,7 +69,7 @@ TILE = 1 << 10
 # - `buffers`, the address of memory for the program's buffers;
 # - `rows`, the number of rows of the tile, a multiple of `group_size`; `filled_rows` and `filled_columns`, how many rows and
 #   columns have elements of y;
-# - `is_unchanged`, whether blocks stay as they are, as y has one element;
+# - `is_unchanged`, whether blocks stay as they are because y has only one element;
 # - `has_failed`, which the program sets if it cannot allocate memory.
 TILE_WORK = words(
     *("inputs", "functions", "buffers", "rows", "filled_rows", "filled_columns", "is_unchanged", "has_failed"),
@@ -206,7 +206,7 @@ class BlockWriter:
 
     Rows of the tile after the last one with elements of y count as zeros. `largest` has the largest magnitude of each block,
     and `least` the results of `prepare`. With sub-blocks, `maxima` has a row of largest magnitudes for each sub-block, and an
-    anchor follows from that of its sub-block and `least`."""
+    anchor is computed from `least` and the maximum of its sub-block."""
 
     def __init__(self, program: Program, elements: ElementWriter) -> None:
         self.elements = elements
@@ -219,8 +219,8 @@ class BlockWriter:
         self.size = self.buffers_end + sum(self.rows_of_arrays.values()) * self.width
 
     def write(self) -> list[str]:
-        """Return the lines that run the program, and return from it if all blocks are ordinary. The text has the arrays of the
-        tile before these lines."""
+        """Return the lines that run the program, and return from it if all blocks are ordinary. The arrays of the tile have to
+        be made before these lines."""
         lines = [f"groups, columns = unsigned(tile.rows // {self.group_size}), unsigned(tile.filled_columns)"]
         lines += ["filled_rows, has_extreme_blocks = unsigned(tile.filled_rows), np.int64(0)"]
         begin = self.buffers_end
@@ -236,7 +236,7 @@ class BlockWriter:
         return blocks.sub_block < blocks.block
 
     def _write_loop(self, loop: Loop) -> list[str]:
-        """Return the lines of a loop, and those that check the largest magnitudes, if the loop finds them."""
+        """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
         body = GroupBody(self)
         for row in range(self.group_size):
             for do in loop:
@@ -250,8 +250,8 @@ class BlockWriter:
 
 
 class GroupBody:
-    """The body of a loop of a BlockWriter over groups of rows: `begin`, the expressions that are computed for a group, by name;
-    `lines`, for each column; and `stores`, the lines after those, which write to arrays."""
+    """The body of a loop of a BlockWriter over groups of rows. `begin` has the expressions that are computed once for a group,
+    by name; `lines` are run for each column; and `stores` are the lines at the end, which write to arrays."""
 
     def __init__(self, writer: BlockWriter) -> None:
         self.writer = writer
@@ -271,8 +271,7 @@ class GroupBody:
         (self.stores if isinstance(do, Store) else self.lines).append(writer.elements.write(do, row))
 
     def add_maxima(self, step: int) -> None:
-        """Add the lines that find the largest magnitudes of the blocks of a step, and of their sub-blocks, from those of the
-        rows."""
+        """Add the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the rows."""
         magnitudes = [f"magnitude{row}" for row in range(self.writer.group_size)]
         if self.writer.has_sub_blocks(step):
             size = self.writer.sub_block
@@ -294,7 +293,7 @@ class GroupBody:
         return f"maxima[i + sub_block{row}]"
 
     def _place(self, rows: int, row: int) -> str:
-        """Return the index of a row of the group in an array that has so many rows for each group."""
+        """Return the index of a row of the group in an array that has `rows` rows for each group."""
         return f"group * unsigned({rows * self.writer.width}) + unsigned({row * self.writer.width})"
 
 
@@ -359,8 +358,8 @@ class Writer:
 
 
 def _with_choice(part: Loop | Conversion, reciprocals: list[int]) -> Part:
-    """Return a choice between a loop that computes one of the steps `reciprocals` by a reciprocal and this one, or else the
-    part as it is."""
+    """If a loop computes one of the steps `reciprocals`, return a choice between that loop with the reciprocal and the loop as
+    it is. Return any other part as it is."""
     for number in reciprocals:
         if not isinstance(part, Conversion) and Apply(number) in part:
             by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if do == Apply(number) else do for do in part]
@@ -380,6 +379,7 @@ def _write_parts(parts: Sequence[Part], write_one: Callable[[Any], list[str]]) -
 
 
 def _largest(names: list[str]) -> str:
-    """Return the expression for the maximum of these names, as a tree, so that no `max` waits for all the others."""
+    """Return the expression for the maximum of these names. It is a balanced tree of `max`, so that several can be computed at
+    once."""
     half = len(names) // 2
     return f"max({_largest(names[:half])}, {_largest(names[half:])})" if half else names[0]

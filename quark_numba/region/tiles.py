@@ -1,7 +1,7 @@
 """The tiles of y for programs that round to block formats: whole blocks side by side, in buffers in the first-level cache.
 
-A column of a tile is a block of y. Columns are numbered through all of y: first the whole blocks, then the short ones at the
-end of an axis. A chunk has columns of one of these kinds alone.
+A column of a tile is a block of y. The columns of all of y are numbered: first the whole blocks, then the short blocks at the
+end of an axis. A chunk has only whole blocks or only short ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .kernels import CHUNK, WORK, fill, find_full_inputs, find_row, has_dimensio
 from .lanes import load_lanes, store_lanes
 from .source import TILE_WORK
 
-# A span: columns of the tile that are side by side in y too. The first column in the tile, the number of columns, and the index
-# in y of the first element, as if y were in ONNX's layout.
+# A span is a set of neighbouring columns of the tile that are also side by side in y. It has the first column in the tile, the
+# number of columns, and the index of the first element in y, as if y were in ONNX's layout.
 SPAN = words("column", "count", "index")
 
 _SPAN_SIZE = SPAN.itemsize
@@ -31,13 +31,14 @@ _width = jit.function(tile_width)
 
 @jit.function
 def _columns_per_chunk(block: int, rows: int) -> int:
-    """Return the number of columns of `rows` rows that one call of a task does."""
+    """Return the number of columns of `rows` rows that one call of a task computes."""
     width = _width(block)
     return width * max(1, CHUNK // (width * rows))
 
 
 def count_chunks(block: int, outer: int, length: int, inner: int) -> int:
-    """Return the number of chunks for a y of this shape, as in WORK: first those of whole blocks, then those of short ones."""
+    """Return the number of chunks for a y of this shape, which is given as in WORK. The chunks of whole blocks come first, then
+    the chunks of short blocks."""
     whole_blocks, short_rows = divmod(length, block)
     chunks = -(-outer * whole_blocks * inner // _columns_per_chunk(block, block))
     if short_rows:
@@ -53,8 +54,8 @@ class TileShape(NamedTuple):
 
 
 # The ways to load a span of a stream:
-# - COPY_ROWS: the input is laid out as y, and each row of the tile is elements of it that are side by side;
-# - REPEAT_ROW: all rows of the tile are the same elements of the input, which are side by side;
+# - COPY_ROWS: the input is laid out as y, and each row of the tile is consecutive elements of the input;
+# - REPEAT_ROW: all rows of the tile are the same consecutive elements of the input;
 # - REPEAT_ELEMENTS: each row of the tile is one element of the input, repeated;
 # - SPREAD: each row is made by `kernels.spread`.
 COPY_ROWS, REPEAT_ROW, REPEAT_ELEMENTS, SPREAD = range(4)
@@ -101,7 +102,7 @@ def load(work_address: int, stream: Any, span: Any, shape: Any, buffer: int) -> 
 
 @jit.function
 def copy_rows(source: int, source_step: int, target: int, target_step: int, size: int, rows: int) -> None:
-    """Copy `size` bytes for each of these rows, which are these steps apart."""
+    """Copy `size` bytes for each of `rows` rows. The rows are `source_step` and `target_step` bytes apart."""
     for _ in range(rows):
         copy_bytes(source, target, size)
         source += source_step
@@ -112,7 +113,7 @@ class Columns(NamedTuple):
     """The columns of a chunk."""
 
     rows: int  # of each block
-    first_row: int  # the index of the blocks' first row in `length`, if they are short ones, else 0
+    first_row: int  # the index of the first row along `length` if the blocks are short, else 0
     blocks: int  # along `length`
     begin: int
     end: int
@@ -148,8 +149,8 @@ def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
 
 
 class Layout(NamedTuple):
-    """What the memory of a chunk has, from its beginning: a tile of y, and one for each stream, of `tile_size` bytes. The other
-    numbers are indices of bytes."""
+    """The layout of the memory of a chunk. At its beginning are a tile of y and a tile for each stream, of `tile_size` bytes
+    each. The other fields are offsets in bytes."""
 
     tile_size: int
     buffers: int  # the program's
@@ -170,7 +171,7 @@ def _lay_out(work: Any, rows: int, width: int) -> Any:
 
 @jit.expand
 def load_tiles(work_address: int, spans: Any, shape: Any, tile_size: int, memory: int, scratch: int, addresses: Any) -> None:
-    """Load the tiles of all streams, which are one after the other from `memory` on, and set their `addresses`."""
+    """Load the tiles of all streams, and set their `addresses`. The tiles lie one after the other from `memory` on."""
     work, full = record_at(work_address, WORK), find_full_inputs(nest_of(work_address))
     for k in range(work.count):
         stream = stream_of(work_address, k, full)
@@ -200,7 +201,7 @@ def store_tile(work_address: int, spans: Any, shape: Any, tile: int) -> None:
 
 
 def run_chunk(work_address: int, number: int) -> None:
-    """Do a chunk of a node's work, on a thread of ONNX Runtime. The chunks are numbered. A tile is stored row by row."""
+    """Do the chunk `number` of a node's work, on a thread of ONNX Runtime. A tile is stored row by row."""
     work = record_at(work_address, WORK)
     width, columns = _width(work.block), _columns_of(work, number)
     tile_address, tile = new_record(TILE_WORK)

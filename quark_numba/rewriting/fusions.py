@@ -107,8 +107,9 @@ def optimized_by_onnx_runtime(
 
 @contextmanager
 def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> Iterator[None]:
-    """Raise WriteError if a file cannot be written in the context, with the name of the folder, by default the folder for
-    temporary files. ONNX Runtime's message need not say so, but it begins the file when it has done all else."""
+    """Raise WriteError if a file cannot be written within the context. The message names the folder, which is the folder for
+    temporary files by default. ONNX Runtime may not report this. It creates the file last, so a missing file means that an
+    earlier step failed."""
     try:
         yield
     except (WriteError, MissingFileError):

@@ -24,15 +24,15 @@ _MAX_ELEMENTS = 128
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
 NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
-# Also the reason of a node that needs all inputs in blocks. Users see it for regions, which need one.
+# Nodes that need all inputs in blocks also give this reason. Users see it only for regions, which need one input in blocks.
 NOT_IN_BLOCKS = "no input is in blocks"
 
 
 class Blocked(NamedTuple):
     """A tensor in blocks.
 
-    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros` says whether the
-    padding is known to be 0. `is_number` says whether no element can be NaN."""
+    `name` is its name, and `channels` the number of channels before padding. `has_zeros` says whether the padding is known to
+    be 0. `is_number` says whether no element can be NaN."""
 
     name: str
     channels: int

@@ -1,23 +1,25 @@
-"""The initializers that session options replace. Session options do not list them, so `find_replacements` lets ONNX Runtime
-create sessions of probes: small models that only output initializers of the model. ONNX Runtime replaces those of a probe as it
-would those of the model, so its answer tells what it replaces.
+"""The initializers that session options replace. Session options do not list them. So `find_replacements` lets ONNX Runtime
+create sessions of probes: small models that only output tensors with the names of the model's initializers. ONNX Runtime
+replaces a tensor of a probe as it would replace the model's initializer of that name, so its answer shows what it replaces.
 
 The functions use these probes, in this order:
 
-==========================  ===============================================  ==================================================
-Function                    Tensors of the probe                             What the answer of ONNX Runtime proves
-==========================  ===============================================  ==================================================
-`_find_in_place_of_files`   some of the initializers in files, which are     No error: these are all that options added by
-                            put in a file that does not exist                ``add_external_initializers``. Error: it names one
-                                                                             that was added and that the probe lacks. With
-                                                                             one that was not added, the file is missing.
-`has_files_in_memory`       those that were added, and one more in a file    Another error than with plain options: there are
-                            that does not exist                              files in memory.
-`_find_from_memory`         those that were added, and the others in files,  No error: the files of all these are in memory.
-                            empty, in their own files
-`_find_replaced`            those that were added, and empty ones for all    An output that is not empty: ``add_initializer``
-                            constants that the others did not find           replaces it.
-==========================  ===============================================  ==================================================
+==========================  ==========================================  =======================================================
+Function                    Tensors of the probe                        What the answer of ONNX Runtime proves
+==========================  ==========================================  =======================================================
+`_find_in_place_of_files`   some initializers in files; the probe       No error: the options added exactly these tensors
+                            names a file that does not exist            (``add_external_initializers``). Error that names an
+                                                                        initializer: the options added it, and the probe lacks
+                                                                        it. Error of a missing file: the options did not add
+                                                                        one of the probe's tensors.
+`has_files_in_memory`       the added tensors, and one more in a file   Another error than with plain options: the options
+                            that does not exist                         have files in memory.
+`_find_from_memory`         the added tensors, and the other            No error: the files of all these are in memory.
+                            initializers in files, empty, with the
+                            names of their files
+`_find_replaced`            the added tensors, and an empty tensor for  An output that is not empty: ``add_initializer``
+                            each other constant                         replaces it.
+==========================  ==========================================  =======================================================
 """
 
 from __future__ import annotations
