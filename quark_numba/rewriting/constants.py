@@ -105,7 +105,7 @@ def _keep_codes(
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
-    """Whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
+    """Return whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
     uses = node.y.uses()
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 

@@ -210,12 +210,12 @@ class Graph(Nodes):
 
 
 def is_unused(node: ir.Node) -> bool:
-    """Whether a node is in a graph that does not need it."""
+    """Return whether a node is in a graph that does not need it."""
     return node.graph is not None and not any(value.uses() or value.is_graph_output() for value in node.outputs)
 
 
 def _exists(constant: ir.Value) -> bool:
-    """Whether a constant is still in the model."""
+    """Return whether a constant is still in the model."""
     producer = constant.producer()
     return constant.is_initializer() if producer is None else producer.graph is not None
 

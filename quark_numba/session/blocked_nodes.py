@@ -161,7 +161,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
+    """Return whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
     integer."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:

@@ -95,7 +95,7 @@ def load(source: Any) -> onnx.ModelProto:
 
 
 def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
-    """Whether the model is in ONNX Runtime's own format, or a path without a file."""
+    """Return whether the model is in ONNX Runtime's own format, or a path without a file."""
     if config_entry(request.options, "session.load_model_format") == "ORT":
         return True
     if isinstance(request.model, bytes):

@@ -255,7 +255,7 @@ def _create_otherwise(
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
+    """Return whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False

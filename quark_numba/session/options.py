@@ -72,8 +72,8 @@ NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
 def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
-    """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
-    are given beside them."""
+    """Return whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others
+    that are given beside them."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
@@ -102,7 +102,7 @@ def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any
 
 
 def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
-    """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
+    """Return whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
 
     Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. If the message of ONNX
     Runtime differs from the one with plain options, it looked for the file in memory. `probe` also has the initializers that
@@ -116,13 +116,13 @@ def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes,
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
+    """Return whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
     return bool(config_entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 
 def options_replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_a_file: bytes) -> bool:
-    """Whether options are known to replace no initializer of a model, and to have no files in memory. The probes are those of
-    ``initializers``."""
+    """Return whether options are known to replace no initializer of a model, and to have no files in memory. The probes are
+    those of ``initializers``."""
     if _refuses_cpu(options):
         return False
     try:

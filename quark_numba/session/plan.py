@@ -56,8 +56,8 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
 
 
 def is_optimized(model: onnx.ModelProto) -> bool:
-    """Whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or subgraph
-    that may contain one."""
+    """Return whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or
+    subgraph that may contain one."""
     if model.functions or not model.HasField("graph"):
         return False
     return not any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

@@ -82,7 +82,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def takes_all_qdq(self) -> bool:
-        """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
+        """Return whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
         return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
