@@ -62,10 +62,10 @@ def fold_scales(graph: Graph) -> None:
 
 def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
     """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
-    inputs = graph.constants(node)
+    inputs = graph.constant_inputs(node)
     remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
     if remembered is not None:
-        graph.make_constant(node, (remembered,), CONSTANT)
+        graph.replace_by_constants(node, (remembered,), CONSTANT)
     elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise NotRewrittenError("it is one step already, and its inputs are not all constants")
@@ -81,7 +81,7 @@ def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Kno
         outputs = _outputs(graph, node, inputs, meaning, known)
         _remember(graph, node, outputs)
         if not graph.keep_quantized_weights or not _keep_codes(graph, node, outputs, meaning, known):
-            graph.make_constant(node, outputs, CONSTANT)
+            graph.replace_by_constants(node, outputs, CONSTANT)
 
 
 def _keep_codes(
@@ -99,7 +99,7 @@ def _keep_codes(
         if quantize := graph.node(node.x.producer()):
             codes = graph.tensor(node.x)
             assert codes is not None
-            graph.make_constant(quantize, (codes,), CODES)
+            graph.replace_by_constants(quantize, (codes,), CODES)
         raise NotRewrittenError(KEPT)
     return False
 

@@ -293,7 +293,7 @@ class Nodes(Values):
 
     # What nodes mean.
 
-    def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
+    def constant_inputs(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
         has a type that the package lacks."""
         tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]
