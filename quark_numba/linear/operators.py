@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize, RoundTrip
-from ..declaration.operator import Operator, held
+from ..declaration.operator import Operator, code_type_of
 from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
@@ -119,7 +119,7 @@ class LinearOperator:
             call=self.call,
             infer=self.infer,
             faults={number: names.message(number, *texts) for number in faults},
-            formats={row.name: row for row in version.quantized if held(self.uint8_holds, row) is row},
+            formats={row.name: row for row in version.quantized if code_type_of(row, self.uint8_holds) is row},
             select_format=self.format_of,
             column=scale_variable,
             meaning=self.meaning,
@@ -198,7 +198,7 @@ class LinearOperator:
         element_type = zero_point.element_type if zero_point is not None else None
         if self.version.operation == "dequantize":
             element_type, computes_in = element_type or x.element_type, output_dtype
-            element_type = element_type and held(self.uint8_holds, element_type)
+            element_type = element_type and code_type_of(element_type, self.uint8_holds)
         else:
             if zero_point is None:
                 element_type = output_dtype or self.version.y[0]
