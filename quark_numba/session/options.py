@@ -51,9 +51,9 @@ ENTRIES = (
 
 # Held while session options of the caller are changed for a moment, as several threads may share them. A forked process gets a
 # free lock.
-changing = threading.RLock()
+options_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=options_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Replacements(NamedTuple):
@@ -80,7 +80,7 @@ def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
 def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are used with options that
     ONNX Runtime refuses with only the CPU provider, or that choose providers themselves."""
-    with changing:
+    with options_lock:
         before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
         try:
             options.enable_profiling, options.optimized_model_filepath = False, ""
