@@ -16,7 +16,7 @@ class Runs(NamedTuple):
 
     runs: int
     blocks: int  # of a run
-    step: int  # from the first element of a block to that of the next
+    stride: int  # from the first element of a block to that of the next
     between: int  # from the first element of a run to that of the next
     width: int  # the blocks of a unit, which are converted side by side; the last unit of a run may have fewer
     tails: int  # the number of short blocks at the ends of axes, which are divided into units alike
@@ -36,13 +36,13 @@ def runs_of(size: int, blocks: Any) -> Any:
 
 @jit.inline
 def blocks_of_unit(unit: int, runs: Any, blocks: Any) -> Any:
-    """Return (start, step, count, rows): the unit is `count` blocks of `rows` elements. The first one begins with element
-    `start`, and each of the others `step` elements after the one before."""
+    """Return (start, stride, count, rows): the unit is `count` blocks of `rows` elements. The first one begins with element
+    `start`, and each of the others `stride` elements after the one before."""
     units_of_run = -(-runs.blocks // runs.width)
     if unit < runs.runs * units_of_run:
         run, i = divmod(unit, units_of_run)
         at = i * runs.width
-        return run * runs.between + at * runs.step, runs.step, min(runs.width, runs.blocks - at), blocks.block
+        return run * runs.between + at * runs.stride, runs.stride, min(runs.width, runs.blocks - at), blocks.block
     at = (unit - runs.runs * units_of_run) * runs.width
     rows = blocks.length % blocks.block
     return (at + 1) * blocks.length - rows, blocks.length, min(runs.width, runs.tails - at), rows
