@@ -29,7 +29,6 @@ from .artifact import Artifact
 from .blocked_layout import BlockedModel, has_regions, lay_out
 from .blocked_nodes import REGION
 from .model_cache import ModelCache
-from .options import NOTHING_REPLACED
 from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
@@ -67,7 +66,7 @@ def create_artifact(request: SessionRequest) -> Artifact:
         return Artifact(model.SerializeToString() if model is request.model else None, ExitStack())
     if request.replaced is None:
         request = request._replace(replaced=initializers.find_replacements(model, request.options, request.providers))
-    replaced = request.replaced or NOTHING_REPLACED
+    replaced = request.replacements
     source = _open(request, model, state)
     is_kept = request.cache and not replaced.names and not replaced.from_memory
     probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
@@ -112,7 +111,7 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
     elif folder and model is request.model:
         model = onnx.ModelProto()
         model.CopyFrom(request.model)
-    return model_files.Source(model, folder, request.path, (request.replaced or NOTHING_REPLACED).in_files, state)
+    return model_files.Source(model, folder, request.path, request.replacements.in_files, state)
 
 
 def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
