@@ -63,7 +63,7 @@ class Case:
 
     @property
     def is_extended(self) -> bool:
-        """Whether Quark's operators have the case."""
+        """Return whether Quark's operators have the case."""
         return self.row in EXTENDED_TYPES and not self.block_size
 
     @property

@@ -81,7 +81,7 @@ def _onnxruntime(case: Case) -> Callable[[], object]:
 
 @lru_cache
 def _onnxruntime_has(operation: str, name: str) -> bool:
-    """Whether ONNX Runtime's CPU provider has the case, found by loading the model."""
+    """Return whether ONNX Runtime's CPU provider has the case, found by loading the model."""
     try:
         session(one_node(operation, name, domain="", opset=ONNX_RUNTIMES_OPSET), backend=None)
     except Exception:

@@ -144,18 +144,19 @@ class _Recipe:
     providers: Sequence[str] | None
 
 
-def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
-    """Return the function that measures a batch in another process, in the first pass or at the points of the second."""
+def _make_work_elsewhere(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
+    """Return the function that measures a batch in another process, in the first pass or at the points of the second. A process
+    has one batch at a time."""
     analyzer = _Analyzer(recipe, recipe, threads=threads)
-    analyzer.within = threads
-    return analyzer.work(points)
+    analyzer.threads_of_batch = threads
+    return analyzer.make_work(points)
 
 
 class _Analyzer:
-    """An analyzer measures batches. `recipe` is for this process, and `elsewhere` for other processes."""
+    """An analyzer measures batches. Other processes make theirs from `recipe_elsewhere`, which may name other providers."""
 
-    def __init__(self, recipe: _Recipe, elsewhere: _Recipe, *, threads: int) -> None:
-        self.recipe, self.elsewhere, self.threads = recipe, elsewhere, threads
+    def __init__(self, recipe: _Recipe, recipe_elsewhere: _Recipe, *, threads: int) -> None:
+        self.recipe, self.recipe_elsewhere, self.threads = recipe, recipe_elsewhere, threads
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin, recipe.providers)
@@ -171,7 +172,7 @@ class _Analyzer:
         if recipe.histograms:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
         self.has_points = any(experiment.has_points for experiment in self.experiments)
-        self.within = 1  # threads within a batch
+        self.threads_of_batch = 1  # each batch is measured on so many threads
         self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # the first batch and its outputs, if it ran here
 
     def run(self, runner: Runner) -> Analysis:
@@ -210,10 +211,14 @@ class _Analyzer:
 
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
         """Return the sums of the first pass over the data, or of the second at these points."""
-        threads, self.within = (1, self.threads) if runner.batches.count == 1 else (self.threads, 1)
-        elsewhere = functools.partial(_work, self.elsewhere, points, runner.execution.threads_of_process)
-        work = functools.partial(self.work, points) if runner.execution.is_here else elsewhere
-        return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
+        make_work = functools.partial(self.make_work, points)
+        if not runner.execution.is_here:
+            threads_elsewhere = runner.execution.threads_of_process
+            make_work = functools.partial(_make_work_elsewhere, self.recipe_elsewhere, points, threads_elsewhere)
+        batches_at_a_time = self.threads
+        if runner.batches.count == 1:  # the threads share it
+            batches_at_a_time, self.threads_of_batch = 1, self.threads
+        return runner.total(kind, make_work, threads=batches_at_a_time, stopped=self.segments.stopped)
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
         """Return the errors of all quantized tensors, the worst first."""
@@ -223,7 +228,7 @@ class _Analyzer:
         ]
         return sorted(tensors, key=_worst_first)
 
-    def work(self, points: list[list[Point]] | None) -> Work:
+    def make_work(self, points: list[list[Point]] | None) -> Work:
         """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
             return self.measure_batch
@@ -254,7 +259,7 @@ class _Analyzer:
             for experiment, sums in zip(self.experiments, results, strict=True)
             for key, run in experiment.runs(batch_values).items()
         ]
-        compared = in_order(lambda run: run[2](), runs, self.within, self.segments.stopped)
+        compared = in_order(lambda run: run[2](), runs, self.threads_of_batch, self.segments.stopped)
         for (sums, key, _), comparison in zip(runs, compared, strict=True):
             sums.outputs[key] = comparison
         if batch.number == 0:
@@ -285,7 +290,7 @@ class _Analyzer:
         def compare_point(config: Config) -> Comparison:
             return self.compare(self.segments.run(feed, config, quantized=True), reference)
 
-        return _Points(list(in_order(compare_point, configs, self.within, self.segments.stopped)))
+        return _Points(list(in_order(compare_point, configs, self.threads_of_batch, self.segments.stopped)))
 
 
 def _output_errors(compared: Comparison) -> list[OutputError]:

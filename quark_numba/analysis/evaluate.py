@@ -155,7 +155,7 @@ def evaluate(
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     own_pair = functools.partial(_pair, models, threads, execution.providers)
-    work = functools.partial(_work, pair if execution.is_here else None, own_pair, compared, classes, metric)
+    work = functools.partial(_make_work, pair if execution.is_here else None, own_pair, compared, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -174,7 +174,9 @@ def evaluate(
     )
 
 
-def _work(pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
+def _make_work(
+    pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any
+) -> Work:
     """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
     own_pair = pair or make()
     return lambda batch: _measure_batch(own_pair, batch, outputs, classes, metric)

@@ -68,11 +68,11 @@ def bfp_format(
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
         _one_of("sub_block_shift_bits", sub_block_shift_bits, SHIFT_BITS)
     key = Key(x, None, MICROEXPONENT if is_microexponent else FLOOR, bool(convert_to_bfloat_before_bfp))
-    numbers = steps(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
+    numbers = bfp_fields(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
     return key, Blocks(block_size, *numbers, rounding_mode)
 
 
-def steps(
+def bfp_fields(
     is_microexponent: Any, bit_width: int, block_size: int, sub_block_size: int, sub_block_shift_bits: int
 ) -> tuple[int, int, int, int, int]:
     """Return the fields `sub_block`, `max_shift`, `drop`, `lowest` and `highest` of Blocks for whole numbers of steps. It is

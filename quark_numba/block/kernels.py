@@ -54,29 +54,29 @@ def bounds_of(blocks: Any) -> Any:
     return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
 
 
-def gather(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
+def gather(x: Any, start: int, stride: int, count: int, rows: int, tile: Any, width: int) -> None:
     """Write `count` blocks of `rows` consecutive elements of x to the columns of a tile. The first elements of the blocks are
-    `step` apart, and rows of the tile `width`."""
+    `stride` apart, and rows of the tile `width`."""
     for column in range(unsigned(count)):
         for row in range(unsigned(rows)):
-            tile[row * unsigned(width) + column] = x[unsigned(start) + column * unsigned(step) + row]
+            tile[row * unsigned(width) + column] = x[unsigned(start) + column * unsigned(stride) + row]
 
 
-def scatter(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
+def scatter(tile: Any, width: int, count: int, rows: int, y: Any, start: int, stride: int) -> None:
     """Write the columns of a tile to blocks of y, as `gather` reads them from x."""
     for column in range(unsigned(count)):
         for row in range(unsigned(rows)):
-            y[unsigned(start) + column * unsigned(step) + row] = tile[row * unsigned(width) + column]
+            y[unsigned(start) + column * unsigned(stride) + row] = tile[row * unsigned(width) + column]
 
 
-def gather_float32(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
+def gather_float32(x: Any, start: int, stride: int, count: int, rows: int, tile: Any, width: int) -> None:
     """Do what `gather` does, for float32, by `transpose`."""
-    transpose(x.ctypes.data + 4 * start, step, count, rows, tile.ctypes.data, width)
+    transpose(x.ctypes.data + 4 * start, stride, count, rows, tile.ctypes.data, width)
 
 
-def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
+def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start: int, stride: int) -> None:
     """Do what `scatter` does, for float32, by `transpose`."""
-    transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, step)
+    transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, stride)
 
 
 _bytes_at = (
@@ -134,7 +134,7 @@ class Scaling(NamedTuple):
     """Where the scales of a unit go. An array in place of the address would cost each unit the time of some elements."""
 
     address: Any  # of the first scale
-    step: Any  # from one scale to the next
+    stride: Any  # from one scale to the next
     tensor_scale: Any
 
 
@@ -161,13 +161,13 @@ def _set_scales(key: Key) -> Any:
 
     def set_scales(shared: Any, count: int, drop: Any, scaling: Any) -> None:
         """Replace the largest magnitudes of blocks by their scales. `scaling` is a Scaling."""
-        address, step, tensor_scale = scaling
+        address, stride, tensor_scale = scaling
         for i in range(unsigned(count)):
             shared[i] = find_scale(shared[i], drop, tensor_scale)
         if has_codes:
-            scales = _bytes_at(address, (count - 1) * step + 1)
+            scales = _bytes_at(address, (count - 1) * stride + 1)
             for i in range(unsigned(count)):
-                scales[i * unsigned(step)] = shared[i]
+                scales[i * unsigned(stride)] = shared[i]
 
     return jit.inline(set_scales)
 
@@ -220,10 +220,10 @@ def _consecutive_converter(key: Key) -> Any:
 
     def convert_consecutive(x: Any, y: Any, blocks: Any, unit: Any, scaling: Any, scratch: Any) -> None:
         """Convert the blocks of a unit from `blocks_of_unit`. Their elements are consecutive."""
-        start, step, count, rows = unit
+        start, stride, count, rows = unit
         _, shared, steps = scratch
         for b in range(unsigned(count)):
-            begin, largest = unsigned(start) + b * unsigned(step), np.uint32(0)
+            begin, largest = unsigned(start) + b * unsigned(stride), np.uint32(0)
             for i in range(unsigned(rows)):
                 largest = max(largest, measure(x[begin + i]))
             shared[b] = largest
@@ -233,9 +233,9 @@ def _consecutive_converter(key: Key) -> Any:
             steps[b] = find_step(shared[b], shared[b], max_shift, drop, scaling.tensor_scale)
         bounds = bounds_of(blocks)
         for b in range(unsigned(count)):
-            begin, block_step = unsigned(start) + b * unsigned(step), steps[b]
+            begin, step = unsigned(start) + b * unsigned(stride), steps[b]
             for i in range(unsigned(rows)):
-                y[begin + i] = convert(x[begin + i], block_step, bounds)
+                y[begin + i] = convert(x[begin + i], step, bounds)
 
     return jit.function(convert_consecutive, f"consecutive_{key.name}")
 
@@ -284,24 +284,24 @@ def _run(key: Key) -> Any:
             return
         runs = runs_of(x.size, blocks)
         for unit in range(first, last):
-            start, step, n, rows = blocks_of_unit(unit, runs, blocks)
-            scale_at, scale_step = np.int64(scales_address), np.int64(1)
+            start, stride, n, rows = blocks_of_unit(unit, runs, blocks)
+            scale_at, scale_stride = np.int64(scales_address), np.int64(1)
             if has_codes:
                 outer, begin = divmod(start, length)
                 scale_at += outer * blocks_along + begin // block
-                scale_step = np.int64(1) if step == block else blocks_along
-            scaling = Scaling(scale_at, scale_step, tensor_scale)
+                scale_stride = np.int64(1) if stride == block else blocks_along
+            scaling = Scaling(scale_at, scale_stride, tensor_scale)
             if is_consecutive:
-                convert_consecutive(x, y, blocks, (start, step, n, rows), scaling, scratch)
+                convert_consecutive(x, y, blocks, (start, stride, n, rows), scaling, scratch)
                 continue
             if rows > TILE:
                 convert_columns(x, y, blocks, Columns(start, inner, rows, n), scaling, scratch)
                 continue
             # Rows of a tile begin with a cache line.
             padded = min(-(-n // 16) * 16, TILE // rows)
-            gather_blocks(x, start, step, n, rows, x_tile, padded)
+            gather_blocks(x, start, stride, n, rows, x_tile, padded)
             convert_columns(x_tile, y_tile, blocks, Columns(np.int64(0), padded, rows, n), scaling, scratch)
-            scatter_blocks(y_tile, padded, n, rows, y, start, step)
+            scatter_blocks(y_tile, padded, n, rows, y, start, stride)
 
     return jit.function(run, f"run_{key.name}")
 

@@ -37,12 +37,12 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
         magnitude; the word is then set to 0. The result of `find_least` is written to `least_address`."""
         size = unsigned(columns)
         largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
-        left = np.uint32(0)
+        has_extreme = np.uint32(0)
         for i in range(size):
-            left = np.uint32(left | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
+            has_extreme = np.uint32(has_extreme | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
             least[i] = find_least(largest[i], max_shift)
             largest[i] = np.uint32(0)
-        return np.int64(left)
+        return np.int64(has_extreme)
 
     return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
 

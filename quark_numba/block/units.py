@@ -16,7 +16,7 @@ class Runs(NamedTuple):
 
     runs: int
     blocks: int  # the number of blocks in a run
-    step: int  # from the first element of a block to the first element of the next block
+    stride: int  # from the first element of a block to the first element of the next block
     between: int  # from the first element of a run to the first element of the next run
     width: int  # the number of blocks in a unit, converted side by side; the last unit of a run may have fewer
     tails: int  # the number of short blocks at the ends of axes, divided into units of `width` blocks too
@@ -36,13 +36,13 @@ def runs_of(size: int, blocks: Any) -> Any:
 
 @jit.inline
 def blocks_of_unit(unit: int, runs: Any, blocks: Any) -> Any:
-    """Return (start, step, count, rows): the unit is `count` blocks of `rows` elements. The first block begins at element
-    `start`, and each further block begins `step` elements after the previous one."""
+    """Return (start, stride, count, rows): the unit is `count` blocks of `rows` elements. The first block begins at element
+    `start`, and each further block begins `stride` elements after the previous one."""
     units_of_run = -(-runs.blocks // runs.width)
     if unit < runs.runs * units_of_run:
         run, i = divmod(unit, units_of_run)
         at = i * runs.width
-        return run * runs.between + at * runs.step, runs.step, min(runs.width, runs.blocks - at), blocks.block
+        return run * runs.between + at * runs.stride, runs.stride, min(runs.width, runs.blocks - at), blocks.block
     at = (unit - runs.runs * units_of_run) * runs.width
     rows = blocks.length % blocks.block
     return (at + 1) * blocks.length - rows, blocks.length, min(runs.width, runs.tails - at), rows

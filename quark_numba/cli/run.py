@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ModelError
 from ..texts import cell
@@ -19,6 +19,7 @@ from .printing import print_json, print_left, print_table, print_tables, progres
 if TYPE_CHECKING:
     import onnxruntime
 
+    from ..analysis.measures.outputs import Comparison
     from ..analysis.measures.sums import ErrorSums
     from ..running.sessions import Arrays
     from ..session.artifact import Artifact
@@ -46,6 +47,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from . import measuring
     from .inventory import quantization_nodes
 
     arguments.check_written(options, "save_outputs")
@@ -58,59 +60,99 @@ def _run(options: argparse.Namespace) -> int:
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
-    report, optimized = _measure(options, models)
+    measured = _measure(options, models)
+    if options.save_outputs:
+        measuring.write_arrays(options.save_outputs, measured.outputs)
+    report = _report(options, measured)
     if options.json:
         json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
-        _print(options, report, optimized)
+        _print(options, report, measured.optimized)
     return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
-def _measure(
-    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
-) -> tuple[dict[str, Any], Artifact | None]:
-    """Run the models, given as paths and quantization nodes. Return the report that --json prints, and the first model in its
-    optimized form if the options ask for that."""
-    from ..analysis.measures.outputs import compare
-    from ..analysis.twin import float_twin
-    from ..analysis.twin.random_nodes import random_outputs
+class _Measurement(NamedTuple):
+    """What runs of the models showed. `inputs` and `outputs` are those of the first batch, the outputs by the first model.
+    `times` are the part of --json's report about each session. `comparison` is that with the reference, over all batches, and
+    `optimized` the first model in its optimized form, if the options ask for these."""
+
+    inputs: Arrays
+    outputs: Arrays
+    batches: int
+    providers: list[str]
+    times: list[dict[str, Any]]
+    comparison: Comparison | None
+    optimized: Artifact | None
+
+
+def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> _Measurement:
+    """Run the models, given as paths and quantization nodes."""
     from ..running.sessions import run
     from . import measuring
 
-    comparison = None
     with ExitStack() as stack:
         sessions, loads, optimized = _load(options, models, stack)
         providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
-        inputs = next(batches)
+        inputs = _first_batch(options, batches)
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
-        random: dict[str, str] = {}
-        if options.reference:
-            random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
-            chosen = [name for name in outputs[0] if name not in random]
-            comparison = compare(outputs[0], outputs[-1], chosen)
-        count = 1
-        with progress("running the other batches"):
-            for batch in batches:
-                count += 1
-                if options.save_outputs or options.expected:
-                    raise ModelError("--save-outputs and --expected are for one batch; the data have more")
-                y = run(sessions[0], batch)
-                if comparison:
-                    comparison.add(compare(y, run(sessions[-1], batch), chosen))
-    if options.save_outputs:
-        measuring.write_arrays(options.save_outputs, outputs[0])
+        count, comparison = _compare_batches(options, sessions, outputs, batches)
     times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
-    ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
+    return _Measurement(inputs, outputs[0], count, providers, times, comparison, optimized)
+
+
+def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
+    """Return the first batch. Raise ModelError if there are more, and an option is for one batch."""
+    first = next(batches)
+    if (options.save_outputs or options.expected) and next(batches, None) is not None:
+        raise ModelError("--save-outputs and --expected are for one batch; the data have more")
+    return first
+
+
+def _compare_batches(
+    options: argparse.Namespace,
+    sessions: list[onnxruntime.InferenceSession],
+    outputs: Sequence[Arrays],
+    others: Iterator[Arrays],
+) -> tuple[int, Comparison | None]:
+    """Run the model on the batches after the first one, whose `outputs` by all sessions are known. Return the number of all
+    batches, and the comparison with the reference, which is the last session, if there is one."""
+    from ..analysis.measures.outputs import compare
+    from ..analysis.twin import float_twin
+    from ..analysis.twin.random_nodes import random_outputs
+    from ..running.sessions import run
+
+    random: dict[str, str] = {}
+    if options.reference:
+        random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
+    chosen = [name for name in outputs[0] if name not in random]
+    comparison = compare(outputs[0], outputs[-1], chosen) if options.reference else None
+    count = 1
+    with progress("running the other batches"):
+        for batch in others:
+            count += 1
+            y = run(sessions[0], batch)
+            if comparison:
+                comparison.add(compare(y, run(sessions[-1], batch), chosen))
+    if comparison:
+        comparison.reasons |= random
+    return count, comparison
+
+
+def _report(options: argparse.Namespace, measured: _Measurement) -> dict[str, Any]:
+    """Return the report that --json prints. Raise ModelError if an output cannot be compared with that of --expected."""
+    times, optimized, comparison = measured.times, measured.optimized, measured.comparison
+    latencies = [timed["median_seconds"] for timed in times]
+    ratios = [{"latency_ratio": latency / latencies[-1]} if options.reference else {} for latency in latencies]
     report: dict[str, Any] = {
-        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
-        "batches": count,
+        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in measured.inputs.items()},
+        "batches": measured.batches,
         "threads": options.threads or "default",
-        "providers": providers,
+        "providers": measured.providers,
         "load_seconds": times[0]["load_seconds"],
         "median_seconds": times[0]["median_seconds"],
     }
@@ -119,11 +161,11 @@ def _measure(
     elif optimized:
         report["optimized"] = times[1] | optimized.report() | ratios[1]
     if comparison:
-        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
+        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
-        report["expected"] = _compare_with_file(options, outputs[0])
-    return report, optimized
+        report["expected"] = _compare_with_file(options, measured.outputs)
+    return report
 
 
 def _load(

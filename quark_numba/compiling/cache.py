@@ -120,7 +120,8 @@ def load_function(reference: str) -> int:
 
 
 def is_kept(name: str, module: str) -> bool:
-    """Whether a function for C is on disk. If Numba has settings of the user, the answer may be False for one that is."""
+    """Return whether a function for C is on disk. If Numba has settings of the user, the answer may be False for one that
+    is."""
     file = _File(f"{name}_{digest(module)}")
     return file.cache_path is not None and is_plain(loaded=True) and file.path_for(_processor()).exists()
 

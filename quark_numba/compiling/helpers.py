@@ -98,7 +98,7 @@ class Helpers:
 
     @property
     def are_done(self) -> bool:
-        """Whether no helper is running or may start."""
+        """Return whether no helper is running or may start."""
         return not self._programs and all(helper.poll() is not None for helper in self._helpers)
 
     def wait(self) -> None:

@@ -15,7 +15,7 @@ from .meaning import (
     RoundTrip,
     StoredForm,
 )
-from .operator import Operator, held
+from .operator import Operator
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
 from .standard_form import Builder
 
@@ -39,7 +39,6 @@ __all__ = [
     "Shape",
     "StoredForm",
     "Tensor",
-    "held",
     "known",
     "shape_text",
 ]

@@ -15,8 +15,8 @@ from .standard_form import Builder
 Like = tuple[str, Sequence[str], Mapping[str, Any]]
 
 
-def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementType:
-    """Return the element type of the codes in a tensor, if tensors of uint8 hold those of `uint8_holds`."""
+def code_type_of(element_type: ElementType, uint8_holds: ElementType | None) -> ElementType:
+    """Return the element type of the codes in a tensor. A tensor of uint8 may hold codes of `uint8_holds`."""
     return uint8_holds if uint8_holds and element_type is UINT8 else element_type
 
 
@@ -104,6 +104,6 @@ class Operator(Schema):
     def newest_name(self) -> str:
         return self.newer_name or self.name
 
-    def held(self, overload: Overload) -> Overload:
+    def with_code_types(self, overload: Overload) -> Overload:
         """Return an overload with the element types of the codes in its tensors."""
-        return Overload(*(tuple(held(self.uint8_holds, row) for row in types) for types in overload))
+        return Overload(*(tuple(code_type_of(row, self.uint8_holds) for row in types) for types in overload))

@@ -23,14 +23,16 @@ def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.
     """Return `factor` times the largest power of two that is at most t, or `factor` times 2**-127 if that power is smaller.
     `factor` is a power of two of at most 1. `number` is 3/4 * t, rounded to float32, for a t from 0 to the largest float32.
 
-    Let p be the power. The number is at least 3/4 * p and below 3/2 * p. Float32 numbers above p are 2**-23 * p apart, and
-    those just below p half as far. `unit` is the number minus the rounded product of the number and 1 - 2**-23. Before
-    rounding, the product is below the number by 3/4 to 3/2 of 2**-23 * p. Rounding makes this exactly 2**-23 * p: 3/2 is not
-    reached, and 3/4 is a tie that is rounded so because 3/4 * p is even.
+    Let the power be p, and `unit` be 2**-23 * p. The number is at least 3/4 * p, and below 3/2 * p. So the product of the
+    number and 1 - 2**-23 is the number less d, with d at least 3/4 * unit, and below 3/2 * unit. Rounding always makes it the
+    number less `unit`:
+    - If the number is at least p, then d is from 1 to 3/2 units. Float32 numbers are a unit apart there.
+    - If it is below p, then d is from 3/4 of a unit to one. Float32 numbers are half a unit apart there. d = 3/4 * unit is a
+      tie, and only for the number 3/4 * p. The number less `unit` is even then, and the number less half a unit is not.
 
-    For a subnormal t the number becomes 0, and the power is the least one. Abs changes nothing, but prevents a compiler from
-    using a fused multiply-add, which would not round the product. WebGPU may take a subnormal unit for 0, so the least power
-    is 2**-103 there."""
+    For subnormal t the number becomes 0, and the power the least one. Abs changes nothing, but keeps a compiler from a fused
+    multiply-add, which would not round the product. WebGPU may take a subnormal unit for 0, so the least power is 2**-103
+    there."""
     number = op("ThresholdedRelu", number, alpha=0.75 * 2.0**-126 - 2.0**-149)
     unit = op("Sub", number, op("Abs", op("Mul", number, 1 - 2.0**-MANTISSA_BITS)))
     least = 2.0**-103 if op.is_for_webgpu else 2.0**-127

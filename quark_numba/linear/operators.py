@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize, RoundTrip
-from ..declaration.operator import Operator, held
+from ..declaration.operator import Operator, code_type_of
 from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
@@ -119,7 +119,7 @@ class LinearOperator:
             call=self.call,
             infer=self.infer,
             faults={number: names.message(number, *texts) for number in faults},
-            formats={row.name: row for row in version.quantized if held(self.uint8_holds, row) is row},
+            formats={row.name: row for row in version.quantized if code_type_of(row, self.uint8_holds) is row},
             select_format=self.format_of,
             column=scale_variable,
             meaning=self.meaning,
@@ -138,11 +138,13 @@ class LinearOperator:
         if version.domain and np.ndim(scale) > 1 and np.size(scale) != 1 and not rest.get("block_size"):
             expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
             raise ValueError(f"{names.scale} has shape {np.shape(scale)}; expected {expected}")
-        has_one_type = bool(self.uint8_holds) and zero_point is None
+        dtype: int | str | None = output_dtype or None
         if version.operation == "dequantize":
-            x, scale, zero_point = map(self._held_codes, (x, scale, zero_point))
-            has_one_type = bool(version.domain) and len(version.y) == 1
-        dtype = version.y[0].name if has_one_type else output_dtype or None
+            x, scale, zero_point = map(self._view_as_codes, (x, scale, zero_point))
+            if version.domain and len(version.y) == 1:
+                dtype = version.y[0].name
+        elif self.uint8_holds and zero_point is None:
+            dtype = version.y[0].name
         return self._convert(x, scale, zero_point, dtype=dtype, precision=precision or None, **rest)
 
     @functools.cached_property
@@ -155,7 +157,7 @@ class LinearOperator:
         check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # type: ignore[attr-defined]
         return planned(check)
 
-    def _held_codes(self, array: Any) -> Any:
+    def _view_as_codes(self, array: Any) -> Any:
         holds = self.uint8_holds
         return array.view(holds.dtype) if holds and array is not None and array.dtype == UINT8.dtype else array
 
@@ -198,7 +200,7 @@ class LinearOperator:
         element_type = zero_point.element_type if zero_point is not None else None
         if self.version.operation == "dequantize":
             element_type, computes_in = element_type or x.element_type, output_dtype
-            element_type = element_type and held(self.uint8_holds, element_type)
+            element_type = element_type and code_type_of(element_type, self.uint8_holds)
         else:
             if zero_point is None:
                 element_type = output_dtype or self.version.y[0]

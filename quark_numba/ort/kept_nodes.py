@@ -36,7 +36,7 @@ class NodeKernel(NamedTuple):
 
 
 def _may_be_kept() -> bool:
-    """Whether the catalog has the operators of the package alone."""
+    """Return whether the catalog has the operators of the package alone."""
     catalog = sys.modules.get(_CATALOG)
     return catalog is None or not catalog.OPERATORS.added
 

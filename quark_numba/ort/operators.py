@@ -109,7 +109,7 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
 
     node = node_of(operator.family)
     state = np.zeros((), node.STATE)
-    overload = operator.held(overload)  # the kernel depends on the codes in a uint8 tensor
+    overload = operator.with_code_types(overload)  # the kernel depends on the codes in a uint8 tensor
     key, numbers = node.select(operator, overload, attributes)
     functions: dict[str, Any] = {}
     if compiles and key is not None:
@@ -126,7 +126,7 @@ def gpu_state_of(operator: Operator, overload: Overload, attributes: Mapping[str
     from . import cuda
     from .nodes import context
 
-    node, overload = gpu_node_of(operator.family), operator.held(overload)
+    node, overload = gpu_node_of(operator.family), operator.with_code_types(overload)
     state, selection = np.zeros((), node.STATE), node.select(operator, overload, attributes)
     kernel = node.kernel(overload, selection)
     launch = {"task": cuda.loaded(kernel), "launch": cuda.launcher(), "units_per_thread_block": kernel.units_per_thread_block}

@@ -14,7 +14,7 @@ The last block of a direction is padded with zeros, and so are the last columns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -123,9 +123,29 @@ def encode_weights(part: int, inputs: int, tensors: Any, codes: Any, sums: Any, 
         constants[direction * rows + row] = np.int32(rounded(value))
 
 
+class InputCodes(NamedTuple):
+    """The codes of x, split by `split`, and the sum of those of each row."""
+
+    low: Any
+    high: Any
+    sums: Any
+
+
+class StepMemory(NamedTuple):
+    """What a part of STEP has to itself: a product for each row of all blocks; a float for each row, and 2 * hidden more; and
+    the codes of the hidden state, split by `split`."""
+
+    products: Any
+    floats: Any
+    low: Any
+    high: Any
+
+
 @jit.function
-def encode_inputs(part: int, sizes: Any, x: Any, low: Any, high: Any, sums: Any, layer: Any) -> None:
+def encode_inputs(part: int, sizes: Any, x: Any, input_codes: Any, layer: Any) -> None:
+    """Write a block of the rows of the InputCodes."""
     steps, batch, inputs = sizes
+    low, high, sums = input_codes
     scale, zero = np.float32(layer.x_scale), np.float32(layer.x_zero_point)
     for row in range(part * ROWS, min(steps * batch, (part + 1) * ROWS)):
         total, at, to = np.int64(0), unsigned(row * inputs), unsigned(row * 2 * pairs_of(inputs))
@@ -150,11 +170,12 @@ def multiply_block(codes: Any, at: int, low: Any, high: Any, start: int, pairs: 
 
 @jit.function
 def multiply(
-    part: int, sizes: Any, w_codes: Any, constants: Any, low: Any, high: Any, sums: Any, gates: Any, layer: Any, products: Any
+    part: int, sizes: Any, w_codes: Any, constants: Any, input_codes: Any, gates: Any, layer: Any, products: Any
 ) -> None:
     """Write to `gates`, for each sequence, direction and step, the terms that do not depend on the hidden state, as int32,
     wrapped around. `products` has room for ROWS numbers."""
     steps, batch, inputs = sizes
+    low, high, sums = input_codes
     rows, pairs = GATES * layer.hidden, pairs_of(inputs)
     sequence, block = part // blocks_of(rows), part % blocks_of(rows)
     n, direction = sequence // DIRECTIONS, sequence % DIRECTIONS
@@ -174,12 +195,10 @@ def multiply(
 
 
 @jit.function
-def step(
-    part: int, sizes: Any, r_codes: Any, gates: Any, y: Any, layer: Any, products: Any, floats: Any, low: Any, high: Any
-) -> None:
-    """Run all steps of a sequence in one direction. `products` has room for a number for each row of all blocks, `floats` for
-    one for each row and 2 * hidden more, `low` and `high` for the hidden state."""
+def step(part: int, sizes: Any, r_codes: Any, gates: Any, y: Any, layer: Any, memory: Any) -> None:
+    """Run all steps of a sequence in one direction. `memory` is a StepMemory."""
     steps, batch, _ = sizes
+    products, floats, low, high = memory
     hidden = layer.hidden
     rows, pairs = GATES * hidden, pairs_of(hidden)
     blocks = blocks_of(rows)
@@ -276,21 +295,21 @@ def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: An
     sums_end, code_words = steps * batch, steps * batch * pairs_of(inputs) // 2
     high_begin, gates_begin = sums_end + code_words, sums_end + 2 * code_words
     own_begin = gates_begin + steps * batch * rows // 2
-    sums, low = memory[:sums_end], memory[sums_end:high_begin].view(np.int16)
-    high, gates = memory[high_begin:gates_begin].view(np.int16), memory[gates_begin:own_begin].view(np.int32)
+    low, high = memory[sums_end:high_begin].view(np.int16), memory[high_begin:gates_begin].view(np.int16)
+    input_codes, gates = InputCodes(low, high, memory[:sums_end]), memory[gates_begin:own_begin].view(np.int32)
     if phase == ENCODE_INPUTS:
-        encode_inputs(part, sizes, x, low, high, sums, layer)
+        encode_inputs(part, sizes, x, input_codes, layer)
         return
     own = memory[own_begin + part * count_own_words(phase, hidden) :]
     if phase == MULTIPLY:
-        multiply(part, sizes, w_codes, constants, low, high, sums, gates, layer, own[:ROWS])
+        multiply(part, sizes, w_codes, constants, input_codes, gates, layer, own[:ROWS])
         return
     floats_begin = blocks_of(GATES * hidden) * ROWS
     low_begin = floats_begin + (GATES + 2) * hidden // 2
     high_begin, end = low_begin + pairs_of(hidden) // 2, low_begin + pairs_of(hidden)
     products, floats = own[:floats_begin], own[floats_begin:low_begin].view(np.float32)
     low, high = own[low_begin:high_begin].view(np.int16), own[high_begin:end].view(np.int16)
-    step(part, sizes, r_codes, gates, y, layer, products, floats, low, high)
+    step(part, sizes, r_codes, gates, y, layer, StepMemory(products, floats, low, high))
 
 
 def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> bool:

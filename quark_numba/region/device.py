@@ -84,7 +84,7 @@ def _find_elements_of_block(program: Program, block: int) -> list[str]:
     return [
         "p0, p1, p2, p3 = place_of(work, first)",
         f"place = p0, p1, p2 * unsigned({block}), p3",
-        f"start, along = {_index('_y', 'place')}, work.step_y_{BLOCK_LOOP}",
+        f"start, along = {_index('_y', 'place')}, work.stride_y_{BLOCK_LOOP}",
         f"rows = min(unsigned({block}), work.rows - place[{BLOCK_LOOP}])",
         f"is_vector = along == unsigned(1) and work.is_aligned and start % unsigned({COUNT}) == unsigned(0)",
         f"is_vector = is_vector and rows == unsigned({block})",
@@ -115,15 +115,15 @@ def _read_each(k: int, indices: list[str]) -> list[str]:
 
 
 def _read_block(k: int, block: int) -> list[str]:
-    """Return the lines that read a block. The last element of a short block is repeated, which does not change the maximum."""
-    whole = [f"i{k} + unsigned({j}) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
-    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.step{k}_{BLOCK_LOOP}" for j in range(block)]
+    """Return the lines that read a block. The last element of a short one is repeated, which changes no maximum."""
+    whole = [f"i{k} + unsigned({j}) * work.stride{k}_{BLOCK_LOOP}" for j in range(block)]
+    short = [f"i{k} + min(unsigned({j}), rows - unsigned(1)) * work.stride{k}_{BLOCK_LOOP}" for j in range(block)]
     return branch(f"rows == unsigned({block})", _read_each(k, whole), _read_each(k, short))
 
 
 def _index(k: int | str, place: str) -> str:
     """Return the source of the index of the element of input k, or of y, at a place of the loops."""
-    return " + ".join(f"{place}[{d}] * work.step{k}_{d}" for d in range(GPU_LOOPS))
+    return " + ".join(f"{place}[{d}] * work.stride{k}_{d}" for d in range(GPU_LOOPS))
 
 
 def _compute_steps(program: Program, elements: ElementWriter, count: int) -> list[str]:

@@ -15,11 +15,14 @@ from .key import Program
 # The number of the kernel's loop along the axis of blocks.
 BLOCK_LOOP = 2
 
-# Which of the kernel's loops runs over each other dimension of a node's loop, from the last dimension to the first: without
-# blocks, with blocks along the last dimension, and with blocks along an earlier dimension. Neighbouring threads differ in loop
-# 3, or in loop 2 if loop 3 has length 1, so they get neighbours along the last dimension. Besides a loop over blocks there are
-# only three others; a fourth dimension is a fault.
-PLAIN_ORDER, LAST_AXIS_ORDER, OTHER_AXIS_ORDER = (3, 2, 1, 0), (1, 0, 3, 3), (3, 1, 0, 0)
+# The numbers of the kernel's loops for the other dimensions of a node's loop, from the last dimension to the first: without
+# blocks, with blocks along the last dimension, and with blocks along one before it. Neighbouring threads differ in loop 3, or,
+# if its length is 1, in BLOCK_LOOP: they get neighbours in the last dimension. So loop 3 has the last dimension or, if that has
+# the blocks, is the last one to be taken. Beside BLOCK_LOOP there are three loops: a fourth dimension is a fault, and the
+# fourth number, which repeats the third, only completes the tuple.
+PLAIN_ORDER = (3, 2, 1, 0)
+LAST_AXIS_ORDER = (1, 0, 3, 3)
+OTHER_AXIS_ORDER = (3, 1, 0, 0)
 
 
 class Layout(NamedTuple):
@@ -30,8 +33,8 @@ class Layout(NamedTuple):
     units: int
     lengths: int
     rows: int
-    steps: int  # GPU_LOOPS words for each input of more than one element
-    y_steps: int
+    strides: int  # GPU_LOOPS words for each input of more than one element
+    y_strides: int
     full: int
     is_aligned: int
     end: int
@@ -41,29 +44,29 @@ def lay_out(count: int, streams: int, has_blocks: bool) -> Layout:
     """Return the Layout for a number of inputs, of which `streams` have more than one element."""
     units = 1 + count
     rows = units + 1 + GPU_LOOPS
-    steps = rows + has_blocks
-    y_steps = steps + streams * GPU_LOOPS
-    full = y_steps + has_blocks * GPU_LOOPS
-    return Layout(0, 1, units, units + 1, rows, steps, y_steps, full, full + 1, full + 2)
+    strides = rows + has_blocks
+    y_strides = strides + streams * GPU_LOOPS
+    full = y_strides + has_blocks * GPU_LOOPS
+    return Layout(0, 1, units, units + 1, rows, strides, y_strides, full, full + 1, full + 2)
 
 
 def work_of(program: Program) -> Any:
     """Return the dtype of the record of a launch. The units are the elements of y, or its blocks.
 
-    The record has the address `y`, and the addresses `x0`, `x1` and so on of the inputs, which have the tensors' element types.
-    `length0` to `length3` are the dimensions of y; neighbouring dimensions may be merged, and dimensions of 1 stand in front.
-    For each input k with more than one element, `step{k}_{d}` is the distance of its elements along dimension d, or 0 if the
-    input lacks the dimension. Bit k of `full` is set if input k is laid out as y. `is_aligned` tells whether the addresses of y
-    and of these inputs are multiples of VECTOR.
+    It has the addresses `y`, and `x0`, `x1` and so on of the inputs, which have the tensors' element types. `length0` to
+    `length3` are the dimensions of y, with neighbours merged or dimensions of 1 in front. For input k with more than one
+    element, `stride{k}_{d}` is how many of its elements are from one index along dimension d to the next, 0 if it lacks the
+    dimension. Bit k of `full` is set if its elements are laid out as those of y. `is_aligned` tells whether y and these inputs
+    are at multiples of VECTOR.
 
     If the program rounds to block formats, `length2` is the number of blocks along their axis, and `rows` the number of
-    elements. The other dimensions may have any order. The record then also has the steps of y, `step_y_{d}`."""
+    elements. The other dimensions may have any order. There are also strides of y, `stride_y_{d}`."""
     has_blocks = program.block_steps != []
     at = lay_out(len(program.inputs), len(program.streams), has_blocks)
-    steps = [f"step{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
+    strides = [f"stride{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
     names = {at.y: "y", at.full: "full", at.is_aligned: "is_aligned"} | ({at.rows: "rows"} if has_blocks else {})
     names |= {at.inputs + k: f"x{k}" for k in range(len(program.inputs))}
-    names |= {at.lengths + d: f"length{d}" for d in range(GPU_LOOPS)} | dict(enumerate(steps, at.steps))
+    names |= {at.lengths + d: f"length{d}" for d in range(GPU_LOOPS)} | dict(enumerate(strides, at.strides))
     return work_dtype([names[i] for i in range(at.units)], [names[i] for i in range(at.units + 1, at.end)])
 
 
@@ -89,7 +92,12 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
     for d in range(dimensions):
         if axis and masks[d] >> count & 1:
             block_dimension, rows = d, lengths[d]
-    order = PLAIN_ORDER if axis == 0 else LAST_AXIS_ORDER if block_dimension == dimensions - 1 else OTHER_AXIS_ORDER
+    if axis == 0:
+        order = PLAIN_ORDER
+    elif block_dimension == dimensions - 1:
+        order = LAST_AXIS_ORDER
+    else:
+        order = OTHER_AXIS_ORDER
     others = 0
     for d in range(dimensions - 1, -1, -1):
         if d == block_dimension:
@@ -101,7 +109,7 @@ def loops_of(operands: Operands, axis: int, shape: Any, lengths: Any, masks: Any
     return fault, Loops(dimensions, lengths, masks, numbers, rows)
 
 
-def set_steps(work: Any, first: int, loops: Loops, k: int) -> int:
+def set_strides(work: Any, first: int, loops: Loops, k: int) -> int:
     """Set the distance between elements of input `k` along each of the kernel's loops: GPU_LOOPS words of the record, from
     index `first` on. A negative k stands for y. Return the number of elements."""
     for number in range(GPU_LOOPS):
@@ -130,14 +138,14 @@ def set_work(work: Any, operands: Operands, size: int, block: int, loops: Loops)
         blocks = (loops.rows + block - 1) // block
         units = size // loops.rows * blocks
         work[at.lengths + BLOCK_LOOP], work[at.rows] = blocks, loops.rows
-        set_steps(work, at.y_steps, loops, -1)
+        set_strides(work, at.y_strides, loops, -1)
     work[at.units] = units
-    full, addresses, steps = 0, work[at.y], at.steps
+    full, addresses, strides = 0, work[at.y], at.strides
     for k in range(count):
         if operands.scalars[k] == 0:
-            if set_steps(work, steps, loops, k) == size:
+            if set_strides(work, strides, loops, k) == size:
                 full |= 1 << k
                 addresses |= work[at.inputs + k]
-            steps += GPU_LOOPS
+            strides += GPU_LOOPS
     work[at.full], work[at.is_aligned] = full, addresses % VECTOR == 0
     return units

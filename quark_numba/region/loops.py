@@ -108,9 +108,11 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     a step that rounds blocks, does the elementwise steps up to the next such step, and finds the largest magnitudes for it.
 
     A step that ALWAYS returns its operand is not converted. For the first step where that depends on a condition, there is a
-    choice: two loops, of which the second one converts the step, or one loop that does not. Further steps with a condition are
-    always converted: each further choice would double the number of loops, and the choices of two steps in a row would share a
-    loop."""
+    choice between one loop that does not convert it, and two loops, one up to the step and one from it on. The others are
+    converted: each further choice would double the number of loops, and those of two steps in a row would share a loop.
+
+    For example, let steps 0, 2 and 4 of a program round blocks, and let step 2 depend on a condition. Its loops have no steps,
+    steps 0 and 1, steps 2 and 3, and step 4. If the condition holds, one loop of steps 0 to 3 replaces the second and third."""
     unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.
@@ -118,9 +120,10 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     parts: list[Part] = [*_ordinary_loops(program, converted, buffers)]
     chosen = next((number for number in converted if unchanged[number] != NEVER), None)
     if chosen is not None:
-        k = converted.index(chosen)  # loop k ends before the step, and loop k + 1 begins with it
+        k = converted.index(chosen)
+        up_to_step, from_step = parts[k : k + 2]
         merged = _ordinary_loops(program, [number for number in converted if number != chosen], buffers)[k]
-        parts = [*parts[:k], Choice(unchanged[chosen], [merged], parts[k : k + 2]), *parts[k + 2 :]]
+        parts[k : k + 2] = [Choice(unchanged[chosen], [merged], [up_to_step, from_step])]
     return parts, len(set(buffers.values()))
 
 

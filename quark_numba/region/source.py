@@ -250,13 +250,14 @@ class BlockWriter:
 
 
 class GroupBody:
-    """The body of a loop of a BlockWriter over groups of rows. `begin` has the expressions that are computed once for a group,
-    by name; `lines` are run for each column; and `stores` are the lines at the end, which write to arrays."""
+    """The body of a loop of a BlockWriter over groups of rows. `add` and `add_maxima` collect its pieces, and `write` joins
+    them in this order: `of_group`, the expressions that are computed once for a group, by name; `computations`, the lines for
+    each column; and `stores`, the lines for each column that write results to arrays."""
 
     def __init__(self, writer: BlockWriter) -> None:
         self.writer = writer
-        self.begin = {f"offset{row}": self._place(writer.group_size, row) for row in range(writer.group_size)}
-        self.lines: list[str] = []
+        self.of_group = {f"offset{row}": self._place(writer.group_size, row) for row in range(writer.group_size)}
+        self.computations: list[str] = []
         self.stores: list[str] = []
 
     def add(self, do: Load | Apply | Reduce | Store, row: int) -> None:
@@ -264,11 +265,11 @@ class GroupBody:
         writer = self.writer
         if isinstance(do, Reduce) and row:
             is_filled = f"group * unsigned({writer.group_size}) + unsigned({row}) < filled_rows"
-            self.begin[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
+            self.of_group[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
         if isinstance(do, Apply) and do.way == loops.ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
             largest = self._maximum(row) if writer.has_sub_blocks(do.step) else "least[i]"
-            self.lines.append(f"anchor = find_anchor{do.step}({largest}, least[i], drop{do.step})")
-        (self.stores if isinstance(do, Store) else self.lines).append(writer.elements.write(do, row))
+            self.computations.append(f"anchor = find_anchor{do.step}({largest}, least[i], drop{do.step})")
+        (self.stores if isinstance(do, Store) else self.computations).append(writer.elements.write(do, row))
 
     def add_maxima(self, step: int) -> None:
         """Add the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the rows."""
@@ -276,20 +277,20 @@ class GroupBody:
         if self.writer.has_sub_blocks(step):
             size = self.writer.sub_block
             rows = range(0, self.writer.group_size, size)
-            self.lines += [f"maximum{row} = {_largest(magnitudes[row : row + size])}" for row in rows]
+            self.computations += [f"maximum{row} = {_largest(magnitudes[row : row + size])}" for row in rows]
             self.stores += [f"{self._maximum(row)} = maximum{row}" for row in rows]
             magnitudes = [f"maximum{row}" for row in rows]
         self.stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
 
     def write(self) -> list[str]:
         """Return the lines of the body."""
-        begin = [f"{name} = {value}" for name, value in self.begin.items()]
-        return [*begin, "for i in range(columns):", *indented(self.lines + self.stores)]
+        of_group = [f"{name} = {value}" for name, value in self.of_group.items()]
+        return [*of_group, "for i in range(columns):", *indented(self.computations + self.stores)]
 
     def _maximum(self, row: int) -> str:
         """Return the place in `maxima` of the sub-block that begins at a row of the group."""
         size = self.writer.sub_block
-        self.begin[f"sub_block{row}"] = self._place(self.writer.group_size // size, row // size)
+        self.of_group[f"sub_block{row}"] = self._place(self.writer.group_size // size, row // size)
         return f"maxima[i + sub_block{row}]"
 
     def _place(self, rows: int, row: int) -> str:
@@ -316,21 +317,45 @@ class Writer:
 
     def write(self) -> str:
         """Return the text of the function. `bind_names` has the values of the names in it."""
+        lines = self._write_tiled() if self.program.block_steps else self._write_elementwise()
+        return "\n".join(lines) + "\n"
+
+    def _write_elementwise(self) -> list[str]:
+        """Return the lines of a function that computes all tiles, for a program that rounds to no block format."""
+        tile = ["m = min(TILE, n - start)", *self._make_arrays(), *self._write_exact_parts()]
+        lines = self._write_preamble("inputs", f"stack({self.buffers_size // 8})")
+        lines += ["for start in range(0, n, TILE):", *indented(tile)]
+        return ["def run_program(inputs, y_address, n):", *indented(lines)]
+
+    def _write_tiled(self) -> list[str]:
+        """Return the lines of a function that computes one tile, for a program that rounds to block formats. These tiles are
+        larger, and the caller allocates the buffers."""
+        lines = [
+            "tile = record_at(tile_address, TILE_WORK)",
+            f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)",
+            *self._write_preamble("tile.inputs", "tile.buffers"),
+            "start, m = np.int64(0), n",
+            *self._make_arrays(),
+            *(self.ordinary.write() if self.ordinary else []),
+            *self._write_exact_parts(),
+        ]
+        return ["def run_program(tile_address, y_address, n):", *indented(lines)]
+
+    def _write_preamble(self, inputs: str, buffers: str) -> list[str]:
+        """Return the lines before all loops. The expressions `inputs` and `buffers` are the addresses of the inputs' addresses
+        and of the buffers."""
+        return [
+            f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)",
+            *self._read_scalars(),
+            *self.elements.prepare(),
+            *(line for number in _reciprocals(self.program) for line in self.elements.prepare_reciprocal(number)),
+            f"buffers = {buffers}",
+        ]
+
+    def _write_exact_parts(self) -> list[str]:
+        """Return the lines that compute a tile of any elements."""
         reciprocals = [*_reciprocals(self.program)]
-        once = [*self._read_scalars(), *self.elements.prepare()]
-        once += [line for number in reciprocals for line in self.elements.prepare_reciprocal(number)]
-        arrays = self._make_arrays()
-        parts = _write_parts([_with_choice(part, reciprocals) for part in self.parts], self._write_part)
-        begin, parameter, inputs, buffers = [], "inputs", "inputs", f"stack({self.buffers_size // 8})"
-        if self.program.block_steps:  # the tiles are larger, and the caller allocates the buffers
-            parameter, inputs, buffers = "tile_address", "tile.inputs", "tile.buffers"
-            functions = f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)"
-            begin = ["tile = record_at(tile_address, TILE_WORK)", functions]
-            tiles = ["start, m = np.int64(0), n", *arrays, *(self.ordinary.write() if self.ordinary else []), *parts]
-        else:
-            tiles = ["for start in range(0, n, TILE):", *indented(["m = min(TILE, n - start)", *arrays, *parts])]
-        begin += [f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)", *once, f"buffers = {buffers}"]
-        return "\n".join([f"def run_program({parameter}, y_address, n):", *indented(begin + tiles)]) + "\n"
+        return _write_parts([_with_choice(part, reciprocals) for part in self.parts], self._write_part)
 
     def _read_scalars(self) -> list[str]:
         """Return the lines before all loops that read the inputs of one element."""

@@ -39,7 +39,7 @@ _DROPPED = "InsertedPrecisionFreeCast_"
 
 
 def is_to_16_bits(node: onnx.NodeProto) -> bool:
-    """Whether a node is a Cast to one of the types."""
+    """Return whether a node is a Cast to one of the types."""
     if (node.domain, node.op_type) != _CAST[:2]:
         return False
     return any(attribute.name == "to" and attribute.i in _NUMBERS for attribute in node.attribute)

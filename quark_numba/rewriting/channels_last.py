@@ -24,7 +24,7 @@ _COUNTS = {"Conv": 2, "MaxPool": 1, "BatchNormalization": 1}
 
 
 def is_channels_last(domain: str, name: str) -> bool:
-    """Whether this is the name of such an operator."""
+    """Return whether this is the name of such an operator."""
     return domain == CHANNELS_LAST and name in _COUNTS
 
 

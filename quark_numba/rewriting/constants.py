@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
-from ..element_types import FLOAT32, find
+from ..element_types import FLOAT32, ElementType, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
 from . import block_codes, fake_quantizers, pairs
@@ -62,10 +62,10 @@ def fold_scales(graph: Graph) -> None:
 
 def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
     """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
-    inputs = graph.constants(node)
+    inputs = graph.constant_inputs(node)
     remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
     if remembered is not None:
-        graph.make_constant(node, (remembered,), CONSTANT)
+        graph.replace_by_constants(node, (remembered,), CONSTANT)
     elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise NotRewrittenError("it is one step already, and its inputs are not all constants")
@@ -81,7 +81,7 @@ def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Kno
         outputs = _outputs(graph, node, inputs, meaning, known)
         _remember(graph, node, outputs)
         if not graph.keep_quantized_weights or not _keep_codes(graph, node, outputs, meaning, known):
-            graph.make_constant(node, outputs, CONSTANT)
+            graph.replace_by_constants(node, outputs, CONSTANT)
 
 
 def _keep_codes(
@@ -99,13 +99,13 @@ def _keep_codes(
         if quantize := graph.node(node.x.producer()):
             codes = graph.tensor(node.x)
             assert codes is not None
-            graph.make_constant(quantize, (codes,), CODES)
+            graph.replace_by_constants(quantize, (codes,), CODES)
         raise NotRewrittenError(KEPT)
     return False
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
-    """Whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
+    """Return whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
     uses = node.y.uses()
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
@@ -167,32 +167,48 @@ def _lazy_output(
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
     if not block and any(tensor is not None and len(tensor.shape) > 1 and tensor.size > 1 for tensor in others):
         return None
-    x_type = find(x.dtype.value)
-    assert x_type
-    known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in (x, *others)]
-    try:
-        (inferred,) = node.operator.infer(known, node.attributes)
-    except ValueError as error:
-        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
-    if inferred.element_type is None:
+    element_type = _infer_element_type(node, (x, *others))
+    if element_type is None:
         return None
-    along = row_axis(shape)
-    # The axis along which parameters have rows for those of x, counted from the end, and how many rows of x share one of them.
-    parameter_axis = along - len(shape) if block else -1 if along == axis else None
-    unit = block if block and along == axis else 1
+    # A part of x is some indices along its axis `along`. The parameters for it are some indices along their `parameter_axis`,
+    # counted from the end, each for `unit` indices of x; or all of them if that is None.
+    along, unit = row_axis(shape), 1
+    parameter_axis: int | None
+    if block:  # parameters have the axes of x, with an element for each block along `axis`
+        parameter_axis = along - len(shape)
+        unit = block if along == axis else 1
+    else:  # parameters have one axis, that of `axis`
+        parameter_axis = -1 if along == axis else None
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
         operands = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
         return on_one_thread(call, node, [part, *operands])[0]
 
-    y = mapped(x, rows_of_y, inferred.element_type, unit, others)
-    # Whether the node is valid shows in its first rows and, as far as that depends on values of the parameters, in one element
-    # for each of those along the axis.
+    y = mapped(x, rows_of_y, element_type, unit, others)
+    # Whether the node is valid may depend on types and shapes, which all rows have, and on values of the parameters.
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
-    few = [length if dimension == axis else 1 for dimension, length in enumerate(shape)]
-    call(node, [np.zeros(few, x_type.dtype), *(_first_of_other_axes(parameter, axis, len(shape)) for parameter in others)])
-    return y if find(first.dtype) is inferred.element_type else None
+    _check_parameters(node, x, others, axis)
+    return y if find(first.dtype) is element_type else None
+
+
+def _infer_element_type(node: Node, inputs: Sequence[ir.TensorProtocol | None]) -> ElementType | None:
+    """Return the element type of a node's output for these inputs. Raise NotRewrittenError if the node is not valid."""
+    known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in inputs]
+    try:
+        (inferred,) = node.operator.infer(known, node.attributes)
+    except ValueError as error:
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
+    return inferred.element_type
+
+
+def _check_parameters(node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], axis: int) -> None:
+    """Raise NotRewrittenError if values of the parameters are not valid. The node is called for zeros in the place of x, with
+    all indices along the axis, and the first one along each other axis."""
+    x_type, shape = find(x.dtype.value), x.shape.numpy()
+    assert x_type
+    zeros = np.zeros([length if dimension == axis else 1 for dimension, length in enumerate(shape)], x_type.dtype)
+    call(node, [zeros, *(_first_of_other_axes(parameter, axis, len(shape)) for parameter in others)])
 
 
 def _lazy_fake_quantization(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:

@@ -70,7 +70,7 @@ def _axis(graph: Graph, node: Node, axis: int) -> int:
 
 
 def _is_same_number(one: Operand, other: Operand) -> bool:
-    """Whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
+    """Return whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
     if one.is_same(other):
         return True
     numbers = one.array, other.array

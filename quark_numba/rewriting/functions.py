@@ -98,7 +98,7 @@ def _inline(model: ir.Model, functions: dict[_Name, ir.Function], callers_first:
 
 
 def _begins(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
-    """Whether a pass may begin with a node."""
+    """Return whether a pass may begin with a node."""
     if node.op_identifier() in functions:
         return False
     is_operator = OPERATORS.find(node.domain, node.op_type) is not None
@@ -163,7 +163,7 @@ def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> Non
 
 
 def _begins_any(text: str, texts: Sequence[str]) -> bool:
-    """Whether any of the sorted texts begins with a text."""
+    """Return whether any of the sorted texts begins with a text."""
     place = bisect.bisect_left(texts, text)
     return place < len(texts) and texts[place].startswith(text)
 

@@ -121,5 +121,5 @@ def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> 
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:
-    """Whether a node may be a step of a region."""
+    """Return whether a node may be a step of a region."""
     return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS

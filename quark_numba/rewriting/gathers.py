@@ -23,7 +23,8 @@ def rewrite(graph: Graph) -> None:
 
 
 def _has_gather(graph: Graph, number: int) -> bool:
-    """Whether Gather of the model's opset takes an element type, given by its number. ONNX Runtime's takes no packed ones."""
+    """Return whether Gather of the model's opset takes an element type, given by its number. ONNX Runtime's takes no packed
+    ones."""
     codes = find(number)
     if codes is None or codes.bits < 8:
         return False

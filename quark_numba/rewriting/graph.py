@@ -56,7 +56,7 @@ class Graph(Nodes):
         self._places: dict[ir.Graph, dict[ir.Value, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._names: set[str | None] | None = None
 
-    def constant(self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node) -> ir.Value:
+    def add_constant(self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node) -> ir.Value:
         """Return a new constant in the graph of the node `before`: an initializer or, before IR version 4, a Constant node in
         front of `before`."""
         tensor.name = name
@@ -72,7 +72,7 @@ class Graph(Nodes):
         value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
         return value
 
-    def make_constant(self, node: Node, tensors: Sequence[ir.TensorProtocol], what: str) -> None:
+    def replace_by_constants(self, node: Node, tensors: Sequence[ir.TensorProtocol], what: str) -> None:
         """Replace a node by constants. Nodes with the same tensor share one. Raise NotRewrittenError if one of its outputs is
         an output of its graph."""
         stays_if(any(value.is_graph_output() for value in node.node.outputs), "its output is an output of its graph")
@@ -81,8 +81,8 @@ class Graph(Nodes):
         self.remove(node, what)
 
     def new_constant(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
-        """Return a new constant, as `constant` does, with a number after its name that makes it new."""
-        return self.constant(in_memory(array), self.unused_name(name), before)
+        """Return a new constant, as `add_constant` does, with a number after its name that makes it new."""
+        return self.add_constant(in_memory(array), self.unused_name(name), before)
 
     def shared_constant(
         self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node, like: ir.Value | None = None
@@ -91,7 +91,7 @@ class Graph(Nodes):
         with the metadata of the value `like`."""
         key = before.graph, id(tensor)
         if key not in self._constants or not _exists(self._constants[key]):
-            self._constants[key] = self.constant(tensor, name, before)
+            self._constants[key] = self.add_constant(tensor, name, before)
             if like:
                 copy_metadata(like, self._constants[key])
         return self._constants[key]
@@ -210,12 +210,12 @@ class Graph(Nodes):
 
 
 def is_unused(node: ir.Node) -> bool:
-    """Whether a node is in a graph that does not need it."""
+    """Return whether a node is in a graph that does not need it."""
     return node.graph is not None and not any(value.uses() or value.is_graph_output() for value in node.outputs)
 
 
 def _exists(constant: ir.Value) -> bool:
-    """Whether a constant is still in the model."""
+    """Return whether a constant is still in the model."""
     producer = constant.producer()
     return constant.is_initializer() if producer is None else producer.graph is not None
 

@@ -41,8 +41,8 @@ class Codes:
         return 128 * (self.element_type.is_signed - element_type.is_signed)
 
     @property
-    def steps(self) -> NDArray[np.float64]:
-        """All codes of uint8, less the zero point."""
+    def unscaled_values(self) -> NDArray[np.float64]:
+        """The values of all codes of uint8, divided by the scale: the codes less the zero point."""
         return np.arange(256.0) - (self.zero_point + self.shift(UINT8))
 
 

@@ -89,7 +89,7 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
 
 
 def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
-    """Whether only these nodes use a value, or what moves it."""
+    """Return whether only these nodes use a value, or what moves it."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

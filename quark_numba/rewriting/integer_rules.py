@@ -192,9 +192,9 @@ def _check_binary(graph: Graph, match: Match) -> None:
     if match.node.op_type == "Add":
         quotients = [scale / y_scale for scale in scales]
         stays_if(max(quotients) > _MAX_QUOTIENT, "its scale is too small for the sum")
-        exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
+        exact = a.codes.unscaled_values[:, None] * quotients[0] + b.codes.unscaled_values * quotients[1]
     else:
-        exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / y_scale)
+        exact = a.codes.unscaled_values[:, None] * b.codes.unscaled_values * (scales[0] * scales[1] / y_scale)
     stays_if(max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20, "its scale is too small")
     _check_ties(match, exact)
 
@@ -205,7 +205,7 @@ def _check_division(graph: Graph, match: Match) -> None:
     (source,), divisor = match.sources, divisor_of(graph, match.node)
     if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
         raise NotRewrittenError("its divisor is not a constant, or extreme")
-    exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
+    exact = source.codes.unscaled_values * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
     stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
     _check_ties(match, exact, refuses_ties=math.frexp(divisor)[0] != 0.5)

@@ -58,7 +58,8 @@ class Values:
         return None
 
     def is_default(self, value: ir.Value) -> bool:
-        """Whether a value is an initializer that is also a graph input. From IR version 4 on, sessions may be fed with it."""
+        """Return whether a value is an initializer that is also a graph input. From IR version 4 on, sessions may be fed with
+        it."""
         return value.is_graph_input() and value.is_initializer() and self.model.ir_version >= 4
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
@@ -151,7 +152,7 @@ class Node:
 
     @property
     def is_standard(self) -> bool:
-        """Whether the operator is ONNX's own. ONNX Runtime runs the node itself unless it is told otherwise."""
+        """Return whether the operator is ONNX's own. ONNX Runtime runs the node itself unless it is told otherwise."""
         return not self.operator.domain
 
     @property
@@ -198,7 +199,7 @@ class Operand:
 
 
 def have_same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two arrays have the same shape, type and bits."""
+    """Return whether two arrays have the same shape, type and bits."""
     return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
@@ -274,7 +275,7 @@ class Nodes(Values):
         return [node for node in self._nodes.values() if node.node.graph]
 
     def is_valid(self, node: Node) -> bool:
-        """Whether nothing is known to be wrong with a node."""
+        """Return whether nothing is known to be wrong with a node."""
         return node.is_valid and not isinstance(self.reasons.get(node), Invalid)
 
     def node(self, node: ir.Node | None) -> Node | None:
@@ -292,7 +293,7 @@ class Nodes(Values):
 
     # What nodes mean.
 
-    def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
+    def constant_inputs(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
         has a type that the package lacks."""
         tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]

@@ -25,26 +25,26 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 def has_operator(domain: str, name: str) -> bool:
-    """Whether ONNX Runtime has any version of an operator."""
+    """Return whether ONNX Runtime has any version of an operator."""
     return (_plain(domain), name) in _versions()
 
 
 @functools.cache
 def casts_to(element_type: ElementType) -> bool:
-    """Whether the CPU provider runs a Cast from float32 to an element type, in any version of Cast."""
+    """Return whether the CPU provider runs a Cast from float32 to an element type, in any version of Cast."""
     return _runs("", helper.make_node("Cast", ["x"], ["y"], to=element_type.number), [FLOAT32], element_type)
 
 
 def runs(operator: Operator, domain: str, codes: ElementType | None, scale: ElementType | None) -> bool:
-    """Whether the CPU provider runs ONNX's own quantize or dequantize operator in a domain, in any version, with these element
-    types. None stands for uint8 as the type of codes, and for float32 as the type of the scale."""
+    """Return whether the CPU provider runs ONNX's own quantize or dequantize operator in a domain, in any version, with these
+    element types. None stands for uint8 as the type of codes, and for float32 as the type of the scale."""
     return _runs_linear(_plain(domain), operator.name, operator.operation, codes or UINT8, scale or FLOAT32)
 
 
 @functools.cache
 def multiplies_exactly() -> bool:
-    """Whether ONNX Runtime's products of uint8 and int8 are exact on this processor. On x86-64 without VNNI it adds up two of
-    them in 16 bits, which saturate (its documentation of quantization, "U8S8")."""
+    """Return whether ONNX Runtime's products of uint8 and int8 are exact on this processor. On x86-64 without VNNI it adds up
+    two of them in 16 bits, which saturate (its documentation of quantization, "U8S8")."""
     constants = {"x": np.full((8, 64), 255, np.uint8), "weights": np.full((64, 32), 127, np.int8)}
     node = helper.make_node("MatMulInteger", [*constants], ["y"])
     (y,) = _session("", 10, node, [], onnx.TensorProto.INT32, constants).run(None, {})
@@ -71,7 +71,7 @@ def _runs_linear(domain: str, name: str, operation: str, codes: ElementType, sca
 
 
 def _runs(domain: str, node: onnx.NodeProto, inputs: Sequence[ElementType], output: ElementType) -> bool:
-    """Whether the CPU provider runs a node in any version of its operator, the newest first."""
+    """Return whether the CPU provider runs a node in any version of its operator, the newest first."""
     for version in sorted(_versions()[domain, node.op_type], reverse=True):
         try:
             _session(domain, version, node, [element_type.number for element_type in inputs], output.number)

@@ -298,7 +298,7 @@ def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operato
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:
-    """Whether a pass may begin with a node: one of the package's operators, except regions; a Cast to 16 bits; or one of
+    """Return whether a pass may begin with a node: one of the package's operators, except regions; a Cast to 16 bits; or one of
     QONNX's with channels on the last axis."""
     operator = OPERATORS.find(node.domain, node.op_type)
     if operator:

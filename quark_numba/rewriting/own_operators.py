@@ -79,7 +79,7 @@ def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> lis
 
 
 def _is_held(graph: Graph, node: Node) -> bool:
-    """Whether the codes of a node may be in a tensor of another type, or of a graph output that is declared so."""
+    """Return whether the codes of a node may be in a tensor of another type, or of a graph output that is declared so."""
     codes = node.y if node.operator.operation == "quantize" else node.x
     return node.operator.uint8_holds is not None and (codes.is_graph_output() or graph.type(codes) in (None, UINT8))
 

@@ -144,7 +144,7 @@ class _Steps:
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 
     def _is_nonzero(self, value: ir.Value | None) -> bool:
-        """Whether a value is a constant without zeros."""
+        """Return whether a value is a constant without zeros."""
         array = None if value is None else self.graph.array(value)
         return array is not None and bool(np.all(array != 0))
 
@@ -229,8 +229,8 @@ class _Merger:
         return [value for value in values if value is not None]
 
     def _may_have_shape(self, value: ir.Value, user: ir.Node, last: ir.Node) -> bool:
-        """Whether a value may be as large as the region's output. A smaller value would be computed again for each element of
-        the output."""
+        """Return whether a value may be as large as the region's output. A smaller value would be computed again for each
+        element of the output."""
         others = [operand for operand in self._operands(user) if operand is not value]
         if all(self._is_scalar(operand) for operand in others):
             return True
@@ -246,7 +246,7 @@ class _Merger:
         return tensor is not None and tensor.size == 1 and self.graph.array(value) is not None
 
     def _fits_gpu(self, last: ir.Node) -> bool:
-        """Whether the loops of a GPU's kernel are known to be enough for the output of a node."""
+        """Return whether the loops of a GPU's kernel are known to be enough for the output of a node."""
         shape = self.graph.shape(last.outputs[0])
         return shape is not None and len(shape) <= GPU_LOOPS
 

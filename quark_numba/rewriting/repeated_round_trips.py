@@ -45,7 +45,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_idempotent(round_trip: _RoundTrip) -> bool:
-    """Whether a round trip is proved to return its own results unchanged, as numbers. A block format declares it.
+    """Return whether a round trip is proved to return its own results unchanged, as numbers. A block format declares it.
 
     - Integers of up to 16 bits: see `is_exact`.
     - Integers of 32 bits: the quotient is rounded to a whole number that float32 has, and saturates at two such numbers
@@ -67,8 +67,8 @@ def _is_idempotent(round_trip: _RoundTrip) -> bool:
 
 
 def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[ir.Value, _RoundTrip]) -> bool:
-    """Whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each with
-    such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
+    """Return whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each
+    with such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
     waiting, seen = [x], {x}
     while waiting:
         value = waiting.pop()
@@ -114,7 +114,7 @@ def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
 
 
 def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:
-    """Whether a node returns elements of its first input or constants that the round trip returns as they are."""
+    """Return whether a node returns elements of its first input or constants that the round trip returns as they are."""
     if node.op_type == "Relu":
         return _keeps_number(round_trip, np.zeros((), np.float32))
     if node.op_type != "Clip" or node.attributes or len(node.inputs) != 3:
@@ -124,7 +124,7 @@ def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) 
 
 
 def _keeps_number(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
-    """Whether an idempotent round trip returns a float32 number unchanged. It is False for -0."""
+    """Return whether an idempotent round trip returns a float32 number unchanged. It is False for -0."""
     codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
     assert codes
     assert scale is not None

@@ -44,10 +44,10 @@ def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
 
 
 def is_exact(after: Affine[Operand], before: Affine[Operand], scale: NDArray[Any]) -> bool:
-    """Whether it is proved that every code of up to 16 bits comes back. The proof: the difference n of a code and the zero
-    point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale overflows
-    or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less than 2^-7,
-    and is rounded to n."""
+    """Return whether it is proved that every code of up to 16 bits comes back. The proof: the difference n of a code and the
+    zero point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale
+    overflows or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less
+    than 2^-7, and is rounded to n."""
     if not after.scale.element_type is before.scale.element_type is FLOAT32 or after.has_other_type or before.has_other_type:
         return False
     magnitudes = np.abs(scale)

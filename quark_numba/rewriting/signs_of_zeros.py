@@ -23,8 +23,8 @@ _LOSE = ("Conv", "Gemm", "MatMul", "HardSigmoid", "Sigmoid", "Softmax")
 
 
 def signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
-    """Whether all nodes that use a value, or what other nodes made of its zeros, return the same bits for both signs of zeros:
-    products, and round trips, which turn -0 into 0."""
+    """Return whether all nodes that use a value, or what other nodes made of its zeros, return the same bits for both signs of
+    zeros: products, and round trips, which turn -0 into 0."""
     waiting, seen = [y], {y}
     while waiting:
         value = waiting.pop()

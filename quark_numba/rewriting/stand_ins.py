@@ -48,7 +48,7 @@ class StandIns(ABC):
 
     @abstractmethod
     def _takes(self, element_type: ElementType) -> bool:
-        """Whether stand-ins may have tensors of an element type."""
+        """Return whether stand-ins may have tensors of an element type."""
 
     @abstractmethod
     def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:

@@ -28,7 +28,7 @@ def leave_all(graph: Graph) -> bool:
 
 
 def runs_all(graph: Graph) -> bool:
-    """Whether ONNX Runtime runs all nodes of the package's operators by itself."""
+    """Return whether ONNX Runtime runs all nodes of the package's operators by itself."""
     return all(is_run_by_onnx_runtime(node, graph.meaning(node)) for node in graph.nodes() if node.is_valid)
 
 
@@ -52,7 +52,7 @@ def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
 
 
 def _may_differ(meaning: Affine[Operand]) -> bool:
-    """Whether the result of ONNX Runtime for one of ONNX's own nodes may differ from the specification."""
+    """Return whether the result of ONNX Runtime for one of ONNX's own nodes may differ from the specification."""
     codes = meaning.element_type
     if codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
         return True
@@ -60,7 +60,7 @@ def _may_differ(meaning: Affine[Operand]) -> bool:
 
 
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
-    """Whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
+    """Return whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
     if not (node.is_standard and isinstance(meaning, Affine)):
         return False
     return runs(node.operator, node.node.domain, meaning.element_type, meaning.scale.element_type)
@@ -72,7 +72,7 @@ def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:
 
 
 def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
-    """Whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
+    """Return whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)
     if isinstance(quantize, DynamicQuantize):

@@ -45,7 +45,7 @@ class Artifact(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file of a kept model has been removed."""
+        """Return whether the file of a kept model has been removed."""
         return self.state is not None and self.path is not None and state_of(self.path) != self.state
 
     def report(self) -> dict[str, Any]:

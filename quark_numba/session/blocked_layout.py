@@ -73,7 +73,7 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
 
 
 def has_regions(model: model_files.Model) -> bool:
-    """Whether the main graph has regions."""
+    """Return whether the main graph has regions."""
     nodes: Any = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 

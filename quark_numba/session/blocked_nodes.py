@@ -138,7 +138,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     channels = {name: tensors.channels(name) for name in operands}
     stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
-    stays_if(len(counts) > 1, "its inputs have different numbers of channels")
+    stays_if(len(counts) != 1, "its inputs have different numbers of channels")
     (count,) = counts
     added = (name for name in operands if name not in tensors.tensors and name not in tensors.constants)
     stays_if(count % ALIGNMENT and any(channels[name] > 1 for name in added), NOT_ALIGNED)
@@ -161,7 +161,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
+    """Return whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
     integer."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:

@@ -29,7 +29,6 @@ from .artifact import Artifact
 from .blocked_layout import BlockedModel, has_regions, lay_out
 from .blocked_nodes import REGION
 from .model_cache import ModelCache
-from .options import NOTHING_REPLACED
 from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
@@ -67,7 +66,7 @@ def create_artifact(request: SessionRequest) -> Artifact:
         return Artifact(model.SerializeToString() if model is request.model else None, ExitStack())
     if request.replaced is None:
         request = request._replace(replaced=initializers.find_replacements(model, request.options, request.providers))
-    replaced = request.replaced or NOTHING_REPLACED
+    replaced = request.replacements
     source = _open(request, model, state)
     is_kept = request.cache and not replaced.names and not replaced.from_memory
     probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
@@ -95,7 +94,7 @@ def load(source: Any) -> onnx.ModelProto:
 
 
 def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
-    """Whether the model is in ONNX Runtime's own format, or a path without a file."""
+    """Return whether the model is in ONNX Runtime's own format, or a path without a file."""
     if config_entry(request.options, "session.load_model_format") == "ORT":
         return True
     if isinstance(request.model, bytes):
@@ -112,7 +111,7 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
     elif folder and model is request.model:
         model = onnx.ModelProto()
         model.CopyFrom(request.model)
-    return model_files.Source(model, folder, request.path, (request.replaced or NOTHING_REPLACED).in_files, state)
+    return model_files.Source(model, folder, request.path, request.replacements.in_files, state)
 
 
 def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
@@ -161,11 +160,8 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
             model, left, is_changed = _rewrite(plan, source)
             if not is_changed and source.path and not (plan.uses_blocks and has_regions(model)):
-                return Artifact(None, ExitStack(), left=left)
-            path = None
-            if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
-                path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
-            proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
+                return Artifact(None, ExitStack(), left=left)  # ONNX Runtime reads the model's own file
+            proto, path = _to_proto(model, plan, folder, files)
             source.check()
             source.forget()
             del model
@@ -176,11 +172,24 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
         if in_blocks.model:
             proto = in_blocks.model
             path = path and _exchange(path, proto)
-        whole = model_files.in_one_file(proto) if plan.in_one_file else None
-        made = whole or path or files.enter_context(model_files.session_source(proto, folder))
+        if plan.in_one_file:
+            made: bytes | str = model_files.in_one_file(proto)
+        else:
+            made = path or files.enter_context(model_files.session_source(proto, folder))
         # What was built without ONNX Runtime's answers is slower, and must not be kept.
         why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), "")
         return Artifact(made, files.pop_all(), in_blocks.in_layout, left, why_not_kept)
+
+
+def _to_proto(
+    model: model_files.Model, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
+) -> tuple[onnx.ModelProto, str | None]:
+    """Return a model as onnx has it, and its path if it is written because it is large. Then its tensors are in a file beside
+    it, in a temporary folder in `folder` that exists until `files` is closed."""
+    if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
+        path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
+        return model_files.write_apart(model, path), path
+    return model_files.as_proto(model), None
 
 
 def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:

@@ -18,7 +18,7 @@ from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry
 from ..ort.providers import CPU
 from .artifact import Artifact
 from .model_cache import ModelCache
-from .options import NOTHING_REPLACED, changing, options_replace_nothing
+from .options import NOTHING_REPLACED, options_lock, options_replace_nothing
 from .request import Operators, SessionRequest
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
@@ -240,7 +240,7 @@ def _create_otherwise(
     if not _may_be_of_fusions(error, source, request.options):
         return False
     # The entries that turn off single optimizers are not used, as ONNX Runtime warns of each entry that is changed back.
-    with changing:
+    with options_lock:
         before = request.options.graph_optimization_level
         request.options.graph_optimization_level = _AS_WRITTEN
         try:
@@ -255,7 +255,7 @@ def _create_otherwise(
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
+    """Return whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
@@ -278,7 +278,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
 def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    with changing if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
+    with options_lock if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
         folder = config_entry(options, TENSORS_FOLDER)
         try:
             if folder:

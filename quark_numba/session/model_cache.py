@@ -222,7 +222,7 @@ def _open(entry: Path) -> Artifact:
 
 
 def _is_own(entry: Path) -> bool:
-    """Whether a folder is an entry, whatever its state."""
+    """Return whether a folder is an entry, whatever its state."""
     with suppress(OSError):
         if cache_keys.NAME.fullmatch(entry.name) and not entry.is_symlink():
             with open(entry / _MARKER, "rb", opener=without_links) as marker:

@@ -51,9 +51,9 @@ ENTRIES = (
 
 # Held while session options of the caller are changed for a moment, as several threads may share them. A forked process gets a
 # free lock.
-changing = threading.RLock()
+options_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=options_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Replacements(NamedTuple):
@@ -72,15 +72,15 @@ NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
 def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
-    """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
-    are given beside them."""
+    """Return whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others
+    that are given beside them."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
 def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are used with options that
     ONNX Runtime refuses with only the CPU provider, or that choose providers themselves."""
-    with changing:
+    with options_lock:
         before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
         try:
             options.enable_profiling, options.optimized_model_filepath = False, ""
@@ -102,7 +102,7 @@ def find_error(probe: bytes, options: onnxruntime.SessionOptions, providers: Any
 
 
 def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
-    """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
+    """Return whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
 
     Both probes (``initializers.make_probe_of_a_file``) have a tensor in a file that does not exist. If the message of ONNX
     Runtime differs from the one with plain options, it looked for the file in memory. `probe` also has the initializers that
@@ -116,13 +116,13 @@ def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes,
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
+    """Return whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
     return bool(config_entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 
 def options_replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_a_file: bytes) -> bool:
-    """Whether options are known to replace no initializer of a model, and to have no files in memory. The probes are those of
-    ``initializers``."""
+    """Return whether options are known to replace no initializer of a model, and to have no files in memory. The probes are
+    those of ``initializers``."""
     if _refuses_cpu(options):
         return False
     try:

@@ -13,7 +13,6 @@ from ..models import model_files
 from ..models.protos import subgraphs
 from ..ort import DISABLE_QUANT_QDQ, config_entry
 from ..rewriting.optimize import Optimized, begins_rewriting, optimized
-from .options import NOTHING_REPLACED
 from .request import SessionRequest
 
 
@@ -30,7 +29,7 @@ class PreparationPlan(NamedTuple):
 
 def make_plan(request: SessionRequest, source: model_files.Source) -> PreparationPlan:
     """Return what a model needs for the sessions of a request."""
-    replaced, is_native, written = request.replaced or NOTHING_REPLACED, request.is_native, request.written_operators
+    replaced, is_native, written = request.replacements, request.is_native, request.written_operators
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
     levels = onnxruntime.GraphOptimizationLevel
     is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
@@ -56,8 +55,8 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
 
 
 def is_optimized(model: onnx.ModelProto) -> bool:
-    """Whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or subgraph
-    that may contain one."""
+    """Return whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or
+    subgraph that may contain one."""
     if model.functions or not model.HasField("graph"):
         return False
     return not any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

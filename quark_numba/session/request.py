@@ -67,6 +67,11 @@ class SessionRequest(NamedTuple):
         return os.fspath(self.model) if isinstance(self.model, (str, os.PathLike)) else None
 
     @property
+    def replacements(self) -> Replacements:
+        """What the options put in the place of tensors, as far as it is known."""
+        return self.replaced or NOTHING_REPLACED
+
+    @property
     def other_providers(self) -> list[str]:
         """The names of the execution providers beside the CPU provider. Options that choose some do not tell which: any
         provider of this build is possible, or one of another library."""
@@ -82,7 +87,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def takes_all_qdq(self) -> bool:
-        """Whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
+        """Return whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
         return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
@@ -94,7 +99,7 @@ class SessionRequest(NamedTuple):
         """Return what the model that a session gets depends on, besides its files, for JSON."""
         names = ("qdq", "blocked_layout", "keep_quantized_weights", "keep_initializers_as_inputs", "is_native")
         arguments = {name: getattr(self, name) for name in names} | dict(self.ort_arguments)
-        replaced = self.replaced or NOTHING_REPLACED
+        replaced = self.replacements
         folder = config_entry(self.options, TENSORS_FOLDER)
         return {
             # The order of a set changes from process to process.

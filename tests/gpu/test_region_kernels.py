@@ -158,7 +158,7 @@ def run_steps(program, inputs):
 
 
 def fields_of(program, inputs, y, buffers):
-    """Return the fields of the record, from numpy's steps. Dimension 3 is the last one of those without blocks."""
+    """Return the fields of the record, from numpy's strides. Dimension 3 is the last one of those without blocks."""
     shape = (1,) * (GPU_LOOPS - y.ndim) + y.shape
     order, lengths, fields, strided = [*range(GPU_LOOPS)], [*shape], {"full": 0}, {}
     if program.block_steps:
@@ -172,8 +172,8 @@ def fields_of(program, inputs, y, buffers):
             strided[k] = x.reshape(-1, *[1] * (-1 - axis)) if axis is not None else x
             fields["full"] |= (x.size == y.size) << k
     for k, x in strided.items():
-        steps = [step // x.itemsize for step in np.broadcast_to(x, shape).strides]
-        fields |= {f"step{k}_{d}": steps[each] for d, each in enumerate(order)}
+        strides = [stride // x.itemsize for stride in np.broadcast_to(x, shape).strides]
+        fields |= {f"stride{k}_{d}": strides[each] for d, each in enumerate(order)}
     return fields | {f"length{d}": lengths[each] for d, each in enumerate(order)}
 
 

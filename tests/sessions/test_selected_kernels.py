@@ -37,7 +37,7 @@ def find(name, *input_types):
 def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
     own = {name for name, *_ in context.STATE}
     assert overloads(operator)
-    for overload in map(operator.held, overloads(operator)):
+    for overload in map(operator.with_code_types, overloads(operator)):
         given = {"output_dtype": overload.outputs[0].number} if operator.takes_type else {}
         node, (key, numbers) = select(operator, overload, **given)
         table = table_of(operator.family)

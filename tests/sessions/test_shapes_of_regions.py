@@ -214,7 +214,7 @@ def test_loops_of_gpus(axis, other):
         places = np.indices(loop).reshape(len(loop), -1)
 
         def index_of(k, places=places, work=work):
-            return sum(place * work[f"step{k}_{d}"] for d, place in enumerate(places))
+            return sum(place * work[f"stride{k}_{d}"] for d, place in enumerate(places))
 
         of_y = index_of("_y") if axis else np.arange(size)
         np.testing.assert_array_equal(np.sort(of_y), np.arange(size))

@@ -25,7 +25,7 @@ class Classes:
 
 @dataclass
 class Labelling:
-    """Whether the labels fit an output, and the shapes of both as text."""
+    """Return whether the labels fit an output, and the shapes of both as text."""
 
     fits: bool
     shapes: str

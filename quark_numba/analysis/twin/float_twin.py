@@ -166,4 +166,4 @@ def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
         tensor = ComputedTensor(lambda: opened(in_memory(floats())), element_type, quantizer.constant.shape.numpy())
     for node in list(graph.model.graph):
         if node.outputs and node.outputs[0].name in quantizer.ys:
-            node.replace_input_with(0, graph.constant(tensor, graph.unused_name(f"{quantizer.name}_float"), node))
+            node.replace_input_with(0, graph.add_constant(tensor, graph.unused_name(f"{quantizer.name}_float"), node))

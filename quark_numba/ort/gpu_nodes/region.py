@@ -25,7 +25,9 @@ LAUNCH_AT = region.STATE.itemsize
 WORK_WORDS = gpu_loops.lay_out(MAX_INPUTS, MAX_STREAMS, has_blocks=True).end
 
 _loops_of = jit.function(gpu_loops.loops_of, merge_dimensions=region.merge_dimensions)
-_set_work = jit.function(gpu_loops.set_work, lay_out=jit.inline(gpu_loops.lay_out), set_steps=jit.function(gpu_loops.set_steps))
+_set_work = jit.function(
+    gpu_loops.set_work, lay_out=jit.inline(gpu_loops.lay_out), set_strides=jit.function(gpu_loops.set_strides)
+)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:

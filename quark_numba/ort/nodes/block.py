@@ -36,7 +36,7 @@ COST = 4  # of an element, see `context.is_small`
 
 _block_shape = jit.function(granularity.block_shape)
 _whole_block_shape = jit.function(granularity.whole_block_shape, block_shape=_block_shape)
-_steps = jit.function(formats.steps)
+_bfp_fields = jit.function(formats.bfp_fields)
 _MIN_BITS, _MAX_BITS, _MAX_SHIFT_BITS = BIT_WIDTHS[0], BIT_WIDTHS[-1], SHIFT_BITS[-1]
 
 
@@ -68,7 +68,7 @@ def settle(state_address: int, values_address: int) -> int:
         return 0
     if state.is_microexponent and (sub_block < 1 or shift_bits < 0 or shift_bits > _MAX_SHIFT_BITS or block % sub_block):
         return 0
-    sub_block, max_shift, drop, lowest, highest = _steps(state.is_microexponent, bit_width, block, sub_block, shift_bits)
+    sub_block, max_shift, drop, lowest, highest = _bfp_fields(state.is_microexponent, bit_width, block, sub_block, shift_bits)
     state.sub_block, state.max_shift, state.drop = sub_block, max_shift, drop
     state.lowest, state.highest = lowest, highest
     return 1

@@ -83,20 +83,21 @@ def _is_zero(address: int, size: int) -> bool:
 
 
 @jit.function
-def _parameters(widen: int, itemsize: int, source: int, source_count: int, count: int, one: int) -> int:
-    """Return the address of `count` scales or zero points in the type of the kernel, or 0 if memory runs out.
+def _convert_parameters(widen: int, itemsize: int, source: int, source_count: int, count: int, one: int) -> tuple[int, int]:
+    """Return (address, owned): the address of `count` scales or zero points in the type of the kernel, or 0 if memory runs out;
+    and the address of memory that the caller has to release, or 0.
 
     `source` is the address of those in the tensor, and `source_count` their number: fewer than `count` are repeated. If
     `source` is 0, the result is zeros. The result is at `source` if the tensor can be used as it is. Else it is at `one`, the
-    address of 8 bytes, if it fits there, or in memory that the caller has to release."""
+    address of 8 bytes, if it fits there, or in memory that this function allocates."""
     if source and source_count >= count and widen == 0:
-        return source
+        return source, 0
     size = count * itemsize
-    target = one
+    target, owned = one, 0
     if size > 8:
-        target = allocate(size)
+        target = owned = allocate(size)
         if target == 0:
-            return 0
+            return 0, 0
     words = array_at(target, size // 4, np.int32)
     done = 0
     if source:
@@ -110,7 +111,7 @@ def _parameters(widen: int, itemsize: int, source: int, source_count: int, count
                 words[i] = codes[i]
     for i in range(done, words.size):
         words[i] = words[i - done] if source else 0
-    return target
+    return target, owned
 
 
 def settle(state_address: int, values_address: int) -> int:
@@ -168,11 +169,12 @@ def compute(state_address: int, context_address: int) -> int:
             zero_point_data = 0
         else:
             zero_points = scales
-    one_scale, one_zero_point = stack(1), stack(1)
     work.scales, work.zero_points = scales, zero_points
-    work.scale = _parameters(state.widen_scale, state.scale_itemsize, scale_data, source_count, scales, one_scale)
-    work.zero_point = _parameters(
-        state.widen_zero_point, state.zero_point_itemsize, zero_point_data, source_count, zero_points, one_zero_point
+    work.scale, owned_scale = _convert_parameters(
+        state.widen_scale, state.scale_itemsize, scale_data, source_count, scales, stack(1)
+    )
+    work.zero_point, owned_zero_point = _convert_parameters(
+        state.widen_zero_point, state.zero_point_itemsize, zero_point_data, source_count, zero_points, stack(1)
     )
     if work.scale == 0 or work.zero_point == 0:
         status = context.no_memory(state)
@@ -180,8 +182,6 @@ def compute(state_address: int, context_address: int) -> int:
         work.chunk = CHUNK if state.zero_point_bits < 8 else CHUNK * max(1, size // (CHUNK * CHUNKS))
         chunks = (size + work.chunk - 1) // work.chunk
         status = context.run_tasks(state, context_address, work_address, chunks, size)
-    if work.scale != scale_data and work.scale != one_scale:
-        release(work.scale)
-    if work.zero_point != zero_point_data and work.zero_point != one_zero_point:
-        release(work.zero_point)
+    release(owned_scale)
+    release(owned_zero_point)
     return status
