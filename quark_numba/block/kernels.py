@@ -139,11 +139,13 @@ class Scaling(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Arrays for the numbers of a unit."""
+    """Arrays for a unit: its numbers, and its elements if they are transposed."""
 
     magnitudes: Any  # the largest one of each sub-block
     shared: Any  # for each block, the largest magnitude, and then the scale
     steps: Any  # of each sub-block
+    x_tile: Any
+    y_tile: Any
 
 
 class Columns(NamedTuple):
@@ -172,6 +174,7 @@ def _set_scales(key: Key) -> Any:
     return jit.inline(set_scales)
 
 
+@functools.cache
 def _columns_converter(key: Key) -> Any:
     (measure, find_step, _), converters = arithmetic.block_functions(key), arithmetic.converters(key)
     convert_in_mode, has_scales = _convert_in_mode(converters), key.has_scales
@@ -180,7 +183,7 @@ def _columns_converter(key: Key) -> Any:
     def convert_columns(x: Any, y: Any, blocks: Any, columns: Any, scaling: Any, scratch: Any) -> None:
         """Convert Columns."""
         start, stride, rows, width = columns
-        magnitudes, shared, steps = scratch
+        magnitudes, shared, steps = scratch.magnitudes, scratch.shared, scratch.steps
         sub_blocks = -(-rows // blocks.sub_block)
         for i in range(sub_blocks * width):
             magnitudes[i] = 0
@@ -221,7 +224,7 @@ def _consecutive_converter(key: Key) -> Any:
     def convert_consecutive(x: Any, y: Any, blocks: Any, unit: Any, scaling: Any, scratch: Any) -> None:
         """Convert the blocks of a unit from `blocks_of_unit`. Their elements are consecutive."""
         start, stride, count, rows = unit
-        _, shared, steps = scratch
+        shared, steps = scratch.shared, scratch.steps
         for b in range(unsigned(count)):
             begin, largest = unsigned(start) + b * unsigned(stride), np.uint32(0)
             for i in range(unsigned(rows)):
@@ -248,12 +251,88 @@ def _transposers(key: Key) -> tuple[Any, Any]:
     )
 
 
+def _columns_runner(key: Key) -> Any:
+    convert_columns = _columns_converter(key)
+
+    def run_columns(x: Any, y: Any, blocks: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+        """Convert blocks side by side in place: the units of `unit_shape` from `units[0]` up to, but not including,
+        `units[1]`. `first_scaling` is the Scaling of the first blocks of x."""
+        length, inner, block = blocks.length, blocks.inner, blocks.block
+        blocks_along, (width, across) = -(-length // block), unit_shape(blocks)
+        address, stride, tensor_scale = first_scaling
+        for unit in range(units[0], units[1]):
+            down, i = divmod(unit, across)
+            outer, b = divmod(down, blocks_along)
+            start = (outer * length + b * block) * inner + i * width
+            columns = Columns(start, inner, min(block, length - b * block), min(width, inner - i * width))
+            scaling = Scaling(address + down * inner + i * width, stride, tensor_scale)
+            convert_columns(x, y, blocks, columns, scaling, scratch)
+
+    return jit.inline(run_columns)
+
+
+def _scaling_finder(key: Key) -> Any:
+    has_codes = key.has_codes
+
+    def find_scaling(start: int, stride: int, blocks: Any, first_scaling: Any) -> Any:
+        """Return the Scaling of a unit from `blocks_of_unit`."""
+        address, scale_stride, tensor_scale = first_scaling
+        if has_codes:
+            blocks_along = -(-blocks.length // blocks.block)
+            outer, begin = divmod(start, blocks.length)
+            address += outer * blocks_along + begin // blocks.block
+            scale_stride = np.int64(1) if stride == blocks.block else blocks_along
+        return Scaling(address, scale_stride, tensor_scale)
+
+    return jit.inline(find_scaling)
+
+
+def _consecutive_runner(key: Key) -> Any:
+    """Return the function that converts blocks along the last axis in place, or None if these are converted in transposed
+    tiles."""
+    convert_consecutive, find_scaling = _consecutive_converter(key), _scaling_finder(key)
+    if convert_consecutive is None:
+        return None
+
+    def run_consecutive(x: Any, y: Any, blocks: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+        """Convert units of `blocks_of_unit` in place. The arguments are as for `run_columns`."""
+        runs = runs_of(x.size, blocks)
+        for unit in range(units[0], units[1]):
+            start, stride, n, rows = blocks_of_unit(unit, runs, blocks)
+            scaling = find_scaling(start, stride, blocks, first_scaling)
+            convert_consecutive(x, y, blocks, (start, stride, n, rows), scaling, scratch)
+
+    return jit.inline(run_consecutive)
+
+
+def _transposed_runner(key: Key) -> Any:
+    convert_columns, find_scaling = _columns_converter(key), _scaling_finder(key)
+    gather_blocks, scatter_blocks = _transposers(key)
+    x_dtype, y_dtype = key.x.storage.type, key.y.storage.type
+
+    def run_transposed(x: Any, y: Any, blocks: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+        """Convert units of `blocks_of_unit` in tiles that have blocks as columns. Blocks that are too long for a tile are
+        converted in place. The arguments are as for `run_columns`."""
+        runs, x_tile, y_tile = runs_of(x.size, blocks), scratch.x_tile.view(x_dtype), scratch.y_tile.view(y_dtype)
+        for unit in range(units[0], units[1]):
+            start, stride, n, rows = blocks_of_unit(unit, runs, blocks)
+            scaling = find_scaling(start, stride, blocks, first_scaling)
+            if rows > TILE:
+                convert_columns(x, y, blocks, Columns(start, blocks.inner, rows, n), scaling, scratch)
+                continue
+            # Rows of a tile begin with a cache line.
+            padded = min(-(-n // 16) * 16, TILE // rows)
+            gather_blocks(x, start, stride, n, rows, x_tile, padded)
+            convert_columns(x_tile, y_tile, blocks, Columns(np.int64(0), padded, rows, n), scaling, scratch)
+            scatter_blocks(y_tile, padded, n, rows, y, start, stride)
+
+    return jit.inline(run_transposed)
+
+
 @functools.cache
 def _run(key: Key) -> Any:
-    convert_columns, convert_consecutive = _columns_converter(key), _consecutive_converter(key)
-    gather_blocks, scatter_blocks = _transposers(key)
-    is_consecutive = convert_consecutive is not None
-    has_scales, has_codes, x_dtype, y_dtype = key.has_scales, key.has_codes, key.x.storage.type, key.y.storage.type
+    run_columns, run_rows = _columns_runner(key), _consecutive_runner(key) or _transposed_runner(key)
+    has_scales = key.has_scales
 
     def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, memory: Any) -> None:
         """Convert part `part` of the `parts` parts of x. `memory` has room for `scratch_size` uint32. The scales have the
@@ -261,47 +340,19 @@ def _run(key: Key) -> Any:
         if x.size == 1 and not has_scales:  # returned as it is
             y[0] = x[0]
             return
-        length, inner, block = blocks.length, blocks.inner, blocks.block
         units = count_units(x.size, blocks)
         first, last = part * units // parts, (part + 1) * units // parts
         if first == last:
             return
-        blocks_along, scales_address = -(-length // block), scales.ctypes.data
         words = sub_blocks_at_a_time(blocks)
         steps = memory[words + TILE : 2 * words + TILE].view(np.float32)
-        scratch = Scratch(memory[:words], memory[words : words + TILE], steps)
-        x_tile = memory[2 * words + TILE : 2 * words + 2 * TILE].view(x_dtype)
-        y_tile = memory[2 * words + 2 * TILE : 2 * words + 3 * TILE].view(y_dtype)
-        if inner > 1:
-            width, across = unit_shape(blocks)
-            for unit in range(first, last):
-                down, i = divmod(unit, across)
-                outer, b = divmod(down, blocks_along)
-                start = (outer * length + b * block) * inner + i * width
-                columns = Columns(start, inner, min(block, length - b * block), min(width, inner - i * width))
-                scaling = Scaling(scales_address + down * inner + i * width, np.int64(1), tensor_scale)
-                convert_columns(x, y, blocks, columns, scaling, scratch)
-            return
-        runs = runs_of(x.size, blocks)
-        for unit in range(first, last):
-            start, stride, n, rows = blocks_of_unit(unit, runs, blocks)
-            scale_at, scale_stride = np.int64(scales_address), np.int64(1)
-            if has_codes:
-                outer, begin = divmod(start, length)
-                scale_at += outer * blocks_along + begin // block
-                scale_stride = np.int64(1) if stride == block else blocks_along
-            scaling = Scaling(scale_at, scale_stride, tensor_scale)
-            if is_consecutive:
-                convert_consecutive(x, y, blocks, (start, stride, n, rows), scaling, scratch)
-                continue
-            if rows > TILE:
-                convert_columns(x, y, blocks, Columns(start, inner, rows, n), scaling, scratch)
-                continue
-            # Rows of a tile begin with a cache line.
-            padded = min(-(-n // 16) * 16, TILE // rows)
-            gather_blocks(x, start, stride, n, rows, x_tile, padded)
-            convert_columns(x_tile, y_tile, blocks, Columns(np.int64(0), padded, rows, n), scaling, scratch)
-            scatter_blocks(y_tile, padded, n, rows, y, start, stride)
+        tiles = memory[2 * words + TILE : 2 * words + 3 * TILE]
+        scratch = Scratch(memory[:words], memory[words : words + TILE], steps, tiles[:TILE], tiles[TILE:])
+        scaling = Scaling(np.int64(scales.ctypes.data), np.int64(1), tensor_scale)
+        if blocks.inner > 1:
+            run_columns(x, y, blocks, (first, last), scaling, scratch)
+        else:
+            run_rows(x, y, blocks, (first, last), scaling, scratch)
 
     return jit.function(run, f"run_{key.name}")
 
