@@ -409,9 +409,8 @@ def _scaled_converter(key: Key, element: ElementType) -> Any:
 
     def convert(x: Any, step: Any, bounds: Any) -> Any:
         quotient = np.float32(np.float32(value_of(x)) / step)
-        is_within = quotient < highest or (
-            has_nan and quotient != quotient
-        )  # without a NaN in the type, NaN becomes the highest value
+        # A type without NaN has its highest value instead.
+        is_within = quotient < highest or (has_nan and quotient != quotient)
         bounded = quotient if is_within else highest
         bounded = lowest if bounded < lowest else bounded
         return encode(np.float32(nearest(bounded) * step))

@@ -1,4 +1,4 @@
-"""Drop a round trip whose x has only values that an equal round trip gave, even if nodes between them moved or clipped them.
+"""Drop a round trip if all elements of x come from an equal round trip, even if nodes in between have moved or clipped them.
 
 For integers and block formats, the second round trip returns the bits of its x. A float type may round a small negative number
 to -0, which the second round trip turns into 0. So it is dropped only where no sign of a zero matters.
@@ -67,8 +67,9 @@ def _is_idempotent(round_trip: _RoundTrip) -> bool:
 
 
 def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[ir.Value, _RoundTrip]) -> bool:
-    """Whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each with
-    such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
+    """Whether all elements of x are results of equal round trips. `rounded` has the values for which this is known, each with
+    such a round trip. This function adds the values that it finds, so that long chains are not walked again from each of their
+    nodes."""
     waiting, seen = [x], {x}
     while waiting:
         value = waiting.pop()
