@@ -132,8 +132,9 @@ def _find_step(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scal
 
 
 def _floor_scale(key: Key) -> Any:
-    """Return the function for OCP Microscaling: the biased exponent of the largest element, less `drop`, but at least 0. For
-    int8, whose elements are below 2, nothing is taken off. 255, for a block with Inf or NaN, is NaN."""
+    """Return the function for OCP Microscaling. The scale is the biased exponent of the largest element minus `drop`, but at
+    least 0. For int8, whose elements are below 2, nothing is subtracted. A block with Inf or NaN has the scale 255, which is
+    NaN."""
     u32, is_whole = np.uint32, key.element is None
 
     def find_scale(shared: Any, drop: Any, tensor_scale: Any) -> Any:
@@ -147,7 +148,7 @@ def _rceil_scale(key: Key) -> Any:
     """Return the function for scales that are rounded up: the biased exponent of the least power of two, from -127 to 127, that
     is at least the largest magnitude divided by the largest value of the element type. NaN gives 255, which is NaN.
 
-    The quotient is rounded to float32, and then is above a power of two if it was."""
+    Rounding the quotient to float32 does not matter: a quotient above a power of two stays above it."""
     u32, f32 = np.uint32, np.float32
     highest = f32(key.element.highest if key.element else key.codes.highest * 2.0**-INT8_FRACTION_BITS)
     exponent, mantissa, half = u32(23), u32(0x7FFFFF), u32(0x400000)
@@ -176,13 +177,13 @@ def _ceil_scale(key: Key) -> Any:
     return inline(find_scale)
 
 
-# To how many bits EVEN rounds the largest magnitude for int8: as Quark does it. torchao does not have int8.
+# The number of bits to which EVEN rounds the largest magnitude for int8, as in Quark. torchao does not have int8.
 _INT8_EVEN_BITS = 8
 
 
 def _even_scale(key: Key) -> Any:
-    """Return the function for the exponent of the largest magnitude, rounded to as many mantissa bits as the element type has,
-    and halves upward, see `_limiter`."""
+    """Return the function for the exponent of the largest magnitude. The magnitude is first rounded to as many mantissa bits as
+    the element type has, halves upward; see `_limiter`."""
     u32 = np.uint32
     bits = key.element.mantissa_bits if key.element else _INT8_EVEN_BITS
     half, exponent, limit_exponent = u32(1 << (22 - bits)), u32(23), _limiter(key)
@@ -205,8 +206,9 @@ def _limiter(key: Key) -> Any:
 
 
 def _nvfp4_scale(key: Key) -> Any:
-    """Return the function for scales of float8e4m3fn, with which the largest magnitude becomes the largest value of the element
-    type. A scale that would be 0 is 1. NaN has no sign, whatever sign the processor returns for 0 / 0."""
+    """Return the function for scales in float8e4m3fn. The scale turns the largest magnitude into the largest value of the
+    element type. A scale that would be 0 is 1. A NaN is written without a sign, because processors give 0 / 0 different
+    signs."""
     u32, f32 = np.uint32, np.float32
     encode = codecs.encoder(key.scales, saturate=True)
     lowest, most, one, largest_code = f32(2.0**-9), f32(key.scales.highest), f32(1), f32(key.codes.highest)
@@ -221,7 +223,7 @@ def _nvfp4_scale(key: Key) -> Any:
     return inline(find_scale)
 
 
-# By rule: what makes the function for scales from the bits of the largest magnitude.
+# By rule: the factory of the function that computes scales from the bits of the largest magnitude.
 _SCALES = {CEIL: _ceil_scale, EVEN: _even_scale, RCEIL: _rceil_scale, NVFP4: _nvfp4_scale}
 
 
@@ -235,8 +237,8 @@ def _scale_decoder(key: Key) -> Any:
     return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(value_of_scale(scale) * unit))
 
 
-# The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
-# subnormal and no infinite intermediate result.
+# The biased exponents that the largest element of an ordinary block may have. For these exponents, no intermediate result in
+# the conversion of an element is subnormal or infinite.
 _MIN_ORDINARY, _MAX_ORDINARY = 127 - 64, 127 + 64
 
 # The largest `max_shift` of a format with ordinary blocks.
@@ -263,8 +265,9 @@ def _is_ordinary(shared: Any) -> Any:
 
 @inline
 def _find_least(shared: Any, max_shift: Any) -> Any:
-    """Return the bits of the smallest power of two that `_anchor_finder` may take for a sub-block of an ordinary block, whose
-    largest magnitude is `shared`: the power of the block, less `max_shift`."""
+    """Return the bits of the smallest power of two that `_anchor_finder` may take for a sub-block of an ordinary block.
+    `shared` is the largest magnitude of the block. The result is the power of two of the block, with its exponent reduced by
+    `max_shift`."""
     u32 = np.uint32
     return u32(max(u32(shared & u32(0x7F800000)), u32(_MIN_ORDINARY << 23)) - u32(max_shift << u32(23)))
 
@@ -331,8 +334,9 @@ def _whole_grid(mode: int) -> tuple[Any, Any]:
 
 
 def _element_grid(element: ElementType) -> tuple[Any, Any]:
-    """Return the two functions of `_whole_grid` for the values of a float type. Between a power of two and the next, these are
-    multiples of power * 2**-mantissa_bits; below the smallest normal number they are as far apart as just above it."""
+    """Return the two functions of `_whole_grid`, for results that are values of a float type. From a power of two to the next,
+    the values are multiples of power * 2**-mantissa_bits. Below the smallest normal number they are as far apart as just above
+    it."""
     u32, f32 = np.uint32, np.float32
     above, most = u32(23 - element.mantissa_bits << 23), f32(element.highest * 2.0 ** (element.bias - 1))
 
@@ -405,7 +409,8 @@ def _scaled_converter(key: Key, element: ElementType) -> Any:
 
     def convert(x: Any, step: Any, bounds: Any) -> Any:
         quotient = np.float32(np.float32(value_of(x)) / step)
-        is_within = quotient < highest or (has_nan and quotient != quotient)  # a type without NaN has its highest value instead
+        # A type without NaN has its highest value instead.
+        is_within = quotient < highest or (has_nan and quotient != quotient)
         bounded = quotient if is_within else highest
         bounded = lowest if bounded < lowest else bounded
         return encode(np.float32(nearest(bounded) * step))
@@ -440,15 +445,16 @@ def _half_to_even(quotient: Any) -> Any:
 
 @inline
 def _half_away_from_zero(quotient: Any) -> Any:
-    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2: it is less by half a
-    unit in the last place of the float32 just below 1. With a fraction of 1/2 or more, the sum rounds to the next whole number
-    or above; with a smaller fraction it stays below."""
+    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2. It is below 1/2 by half a
+    unit in the last place of the float32 just below 1. If the fraction is 1/2 or more, the sum is rounded to at least the next
+    whole number; if it is smaller, the sum stays below that."""
     return np.copysign(np.floor(np.float32(abs(quotient) + _LESS_THAN_HALF)), quotient)
 
 
 @inline
 def _half_upward(quotient: Any) -> Any:
-    """Return the nearest whole number, ties upward. The difference to the number rounded half to even is exact."""
+    """Return the nearest whole number, ties upward. The difference between the quotient and its value rounded half to even is
+    exact."""
     number = np.rint(quotient)
     return np.float32(number + np.float32(1)) if np.float32(quotient - number) == np.float32(0.5) else number
 

@@ -56,7 +56,8 @@ def bfp_quantize(
 
     Parameters
     ----------
-    As for `bfp_quantize_dequantize`, and so are the errors, except that a single element is quantized as a block of its own.
+    The parameters and the errors are those of `bfp_quantize_dequantize`, except that a single element is quantized as a block
+    of its own.
 
     Returns
     -------

@@ -26,14 +26,15 @@ WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Blocks._fields), ("size"
 
 
 def count_columns(inner: int, per_byte: int) -> int:
-    """Return how many of the `inner` blocks that lie side by side a thread converts. Two threads may not share a byte."""
+    """Return the number of blocks that one thread converts, of the `inner` blocks that lie side by side. Two threads must not
+    write to the same byte."""
     if per_byte == 1 or inner == 1:
         return 1
     return per_byte if inner % per_byte == 0 else inner
 
 
 def count_units(size: int, length: int, inner: int, block: int, per_byte: int) -> int:
-    """Return the number of threads for `size` elements, of which y has `per_byte` in a byte. `length` and `inner` are those of
+    """Return the number of threads for `size` elements. A byte of y has `per_byte` elements. `length` and `inner` are as in
     Blocks."""
     if size == 0:
         return 0
@@ -92,8 +93,8 @@ def _in_registers(functions: arithmetic.BlockFunctions, convert: Any, rows: int,
 
 
 def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte: int) -> Any:
-    """Return the function that converts a block of `rows` rows by `_in_registers`, and else does what `_any_block` does. If
-    `is_vector`, `inner` is 1, and elements are read and written in vectors."""
+    """Return the function that converts a block: by `_in_registers` if it has `rows` rows, and otherwise as `_any_block` does.
+    If `is_vector`, `inner` is 1, and elements are read and written in vectors."""
     vectors = " + ".join(f"load(x, start + unsigned({at}))" for at in range(0, rows, count))
     elements = tuple_of([f"x[start + unsigned({i}) * inner]" for i in range(rows)])
     lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
@@ -134,8 +135,8 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
 def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
-    Codes of less than 8 bits lie as in tensors of ONNX Runtime. Of `blocks_of`, the block sizes and the rounding mode count;
-    the record of a launch has the other numbers.
+    Codes of less than 8 bits are packed as in tensors of ONNX Runtime. Only the block sizes and the rounding mode of
+    `blocks_of` are used; the record of a launch has the other numbers.
 
     Raises
     ------

@@ -38,7 +38,7 @@ SCALE_RULES = (FLOOR, CEIL, EVEN, RCEIL)
 # The sign, 8 bits of the shared exponent, and 1 to 15 bits of magnitude.
 BIT_WIDTHS = range(10, 25)
 
-# By how many bits a sub-block may number its shifts.
+# The largest number of bits for the shift of a sub-block.
 SHIFT_BITS = range(9)
 
 
@@ -105,17 +105,18 @@ def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tu
 
 
 def is_idempotent(key: Key, blocks: Blocks) -> bool:
-    """Return whether another round trip to the format leaves float32 results as they are, also if some of them became 0.
+    """Return whether a second round trip to the format leaves float32 results as they are, even if some of them were replaced
+    by 0 in between.
 
-    It is proved for whole numbers of steps, as many below 0 as above. A result is m * step with |m| <= highest, and the step is
-    2 ** (e - drop), where e is the exponent of the largest element of the block, or e less the shift of the sub-block. highest
-    is below 2 ** (drop + 1), so that all results are below 2 ** (e + 1). So no exponent is larger the second time, and neither
-    is a step: results are also whole numbers of the new steps. They are below 2 ** (e' + 1) for the new exponent e', so that
-    these numbers are at most highest. Elements that are ignored, Inf and NaN, stay as they are. In MicroeXponents no result is
-    subnormal, as the least normal number is a whole number of any step that is not larger.
+    It is proved for results that are whole numbers of steps, from -highest to highest. A result is m * step with |m| <=
+    highest. The step is 2 ** (e - drop), where e is the exponent of the largest element of the block, or e minus the shift of
+    the sub-block. highest is below 2 ** (drop + 1), so all results are below 2 ** (e + 1). So no exponent is larger the second
+    time, and no step is larger: the results are also whole numbers of the new steps. They are below 2 ** (e' + 1) for the new
+    exponent e', so these whole numbers are at most highest. Inf and NaN are ignored, and stay as they are. In MicroeXponents no
+    result is subnormal, because the least normal number is a multiple of every smaller step.
 
-    Rounding to bfloat16 first changes no result whose number has at most 7 bits, as no step is below 2 ** (-127 - drop), and no
-    bfloat16 below 2**-133."""
+    A format that rounds to bfloat16 first does not change results whose m has at most 7 bits: no step is below 2 ** (-127 -
+    drop), and the least bfloat16 is 2**-133."""
     is_symmetric = blocks.lowest == -blocks.highest
     return key.element is None and is_symmetric and (blocks.drop <= 6 or not key.rounds_to_bfloat16)
 
@@ -142,7 +143,8 @@ NVIDIA_FORMATS = NVIDIA_NVFP4, NVIDIA_MXFP8 = (
 
 
 def bfp_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the name of a format of BFPQuantizeDequantize, and the bits of an element, its share of the exponents included."""
+    """Return the name of a format of BFPQuantizeDequantize, and the bits of an element, including its share of the
+    exponents."""
     width = attributes["bit_width"]
     bits = width - 8 + 8 / attributes["block_size"]
     if not BFP_METHODS[attributes["bfp_method"]]:
@@ -151,7 +153,7 @@ def bfp_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def mx_name_of(attributes: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the name of a format of MXQuantizeDequantize, and the bits of an element, its share of the scale included."""
+    """Return the name of a format of MXQuantizeDequantize, and the bits of an element, including its share of the scale."""
     element = attributes["element_dtype"]
     return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / attributes["block_size"]
 

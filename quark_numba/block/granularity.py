@@ -21,8 +21,8 @@ class Blocks(NamedTuple):
     """The numbers of a block format, and of the loop over x.
 
     x is viewed as an array of shape (outer, length, inner) in C order. Each `block` consecutive rows of the middle axis hold
-    `inner` blocks side by side, one in each column. The last rows of an axis may be fewer. A block is divided into sub-blocks
-    of `sub_block` rows.
+    `inner` blocks side by side, one in each column. The last block of an axis may have fewer rows. A block is divided into
+    sub-blocks of `sub_block` rows.
 
     An element is a whole number of steps, from `lowest` to `highest`, or a value of a float type times the step. The step is
     2**(e - drop), where e is the exponent of the largest element of the block. In a sub-block whose largest element has a
@@ -63,7 +63,8 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
 
 
 def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """Return what `block_shape` returns, or a fault if x lacks the axis or its last block would be shorter."""
+    """Return what `block_shape` returns. It is also a fault if x does not have the axis, or if the last block would be
+    shorter."""
     rank = len(x_shape)
     if axis < -rank or axis >= rank:
         return AXIS, 0, 0
@@ -72,8 +73,8 @@ def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, in
     return block_shape(x_shape, axis, block)
 
 
-# The approximate number of elements of a tile of whole blocks, up to twice as many if the rows would be short; the number of
-# columns up to which a row counts as short; and the largest number of rows. Longer blocks have no tiles.
+# The approximate number of elements of a tile of whole blocks, which may be doubled if its rows would be short; the number of
+# columns up to which a row counts as short; and the largest number of rows. Blocks with more rows are not converted in tiles.
 TILE, ENOUGH_COLUMNS, MAX_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 # The most rows of a block that a thread of a GPU holds in registers.

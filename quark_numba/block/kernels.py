@@ -48,15 +48,16 @@ WORK = np.dtype(
 
 @jit.function
 def bounds_of(blocks: Any) -> Any:
-    """Return (lowest, highest, zero) for elements that are whole numbers of steps. `zero` is added to a result: -0 keeps the
-    sign of a zero, for sign and magnitude; 0 clears it, for two's complement, which has no -0."""
+    """Return (lowest, highest, zero) for elements that are whole numbers of steps. `zero` is added to a result. For sign and
+    magnitude it is -0, which keeps the sign of a zero. For two's complement, which has no -0, it is 0, which clears the
+    sign."""
     lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
     return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
 
 
 def gather(x: Any, start: int, stride: int, count: int, rows: int, tile: Any, width: int) -> None:
     """Write `count` blocks of `rows` consecutive elements of x to the columns of a tile. The first elements of the blocks are
-    `stride` apart, and rows of the tile `width`."""
+    `stride` apart, and the rows of the tile are `width` apart."""
     for column in range(unsigned(count)):
         for row in range(unsigned(rows)):
             tile[row * unsigned(width) + column] = x[unsigned(start) + column * unsigned(stride) + row]
@@ -88,8 +89,8 @@ _bytes_at = (
 
 @jit.inline
 def with_length(blocks: Any, length: int, inner: int) -> Any:
-    """Return the blocks of a format, from a record or another one, along an axis of this length, with `inner` of them side by
-    side."""
+    """Return Blocks with the numbers of a format, which a record or other Blocks give, along an axis of this length with
+    `inner` blocks side by side."""
     return Blocks(
         blocks.block,
         blocks.sub_block,
@@ -131,7 +132,8 @@ def _convert_in_mode(converters: dict[int, Any]) -> Any:
 
 
 class Scaling(NamedTuple):
-    """Where the scales of a unit go. An array in place of the address would cost each unit the time of some elements."""
+    """Where the scales of a unit are written. An array instead of the address would cost each unit as much time as some
+    elements."""
 
     address: Any  # of the first scale
     stride: Any  # from one scale to the next
@@ -215,7 +217,7 @@ def _columns_converter(key: Key) -> Any:
 
 
 def _consecutive_converter(key: Key) -> Any:
-    """Return the loop over blocks along the last axis, or None if these are converted in transposed tiles."""
+    """Return the loop over blocks along the last axis, or None if such blocks are converted in transposed tiles."""
     if not key.has_scales or len(arithmetic.converters(key)) > 1:
         return None
     (measure, find_step, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
@@ -362,8 +364,8 @@ def _run_packed(key: Key) -> Any:
     y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
 
     def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-        """Do what `_run` does, for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the
-        elements and for the codes of a piece."""
+        """Do what `_run` does, for codes that are packed in bytes. All blocks are whole. `scratch` also has room for the
+        elements and the codes of a piece."""
         piece, pieces = piece_size(blocks, y_per_byte), count_pieces(x.size, blocks, y_per_byte)
         block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, y_per_byte)
         words = scratch_size(blocks)
@@ -403,7 +405,7 @@ def _run_packed(key: Key) -> Any:
 def _loops(key: Key) -> Loops:
     x_dtype, y_dtype, is_packed, convert_part = key.x.storage.type, key.y.storage.type, key.y.is_packed, _run(key)
     y_per_byte, convert_part_of_task = (8 // key.y.bits, _run_packed(key)) if is_packed else (1, convert_part)
-    # A read-only x gets the type that the others have for it. Otherwise `_run` would be compiled for both types.
+    # A read-only x is given the type that the other callers use for x. Otherwise `_run` would be compiled for both types.
     writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
 
     def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> bool:
@@ -436,7 +438,7 @@ def _loops(key: Key) -> Loops:
             work.has_failed = 1
             return
         x, y = array_at(work.x, work.size, x_dtype), array_at(work.y, -(-work.size // y_per_byte), y_dtype)
-        scales = array_at(work.scales, work.size, np.uint8)  # there are fewer of them
+        scales = array_at(work.scales, work.size, np.uint8)  # an upper bound: there are fewer scales
         convert_part_of_task(x, y, scales, work.tensor_scale, blocks, index, work.parts, array_at(address, size, np.uint32))
         release(address)
 

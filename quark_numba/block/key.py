@@ -11,12 +11,12 @@ FLOAT4E2M1, FLOAT8E4M3FN = named("float4e2m1 float8e4m3fn")
 # The element types of x.
 X_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
-# How the step of a block follows from its largest element. FLOOR: the exponent is that of the largest element, less a constant
+# How the step of a block is computed from its largest element. FLOOR: the exponent of the largest element minus a constant
 # (Quark's formats, OCP Microscaling). MICROEXPONENT: sub-blocks also have shifts, Inf and NaN make their block NaN, and
-# subnormal elements become zero ("to_bfp_prime"). EVEN, CEIL: as FLOOR, but the largest element is first rounded to the
-# mantissa of the element type, or up to a power of two. RCEIL: the least power of two that brings the largest element into the
-# range of the element type (MXFP8 of NVIDIA). NVFP4: the largest element becomes the largest value of the element type, but the
-# scale is rounded to float8e4m3fn, and the whole tensor also has a scale.
+# subnormal elements become zero ("to_bfp_prime"). EVEN, CEIL: as FLOOR, but the largest element is first rounded: to the
+# mantissa bits of the element type, or up to a power of two. RCEIL: the least power of two that brings the largest element into
+# the range of the element type (MXFP8 of NVIDIA). NVFP4: the largest element becomes the largest value of the element type, but
+# the scale is rounded to float8e4m3fn, and the whole tensor also has a scale.
 FLOOR, MICROEXPONENT, EVEN, CEIL, RCEIL, NVFP4 = ("floor", "microexponent", "even", "ceil", "rceil", "nvfp4")
 
 

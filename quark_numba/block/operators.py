@@ -47,9 +47,10 @@ def _operator(
     standard: Callable[..., Sequence[Any]],
     stored: Callable[[Mapping[str, Any]], StoredForm] | None = None,
 ) -> Operator:
-    """Return a declaration. ``make_format(type of x, attributes)`` returns what selects a kernel, and the numbers of the
-    format. `describe` returns the name of a format, and the bits of an element. The attributes have the `docs`, of which the
-    first one names the format, the `values`, if these are few, and the defaults of `call`."""
+    """Return a declaration. ``make_format(type of x, attributes)`` returns the key of a kernel, and the numbers of the format.
+    `describe` returns the name of a format, and the bits of an element. `docs` describes the attributes; the first of them
+    names the format. `values` has the possible values of attributes that have only a few. The defaults of attributes are those
+    of `call`."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
     defaults["rounding_mode"] = MODE_NAMES[defaults["rounding_mode"]]
     kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
@@ -63,7 +64,7 @@ def _operator(
         x = inputs[0] or Tensor(None, None)
         _, blocks = make_format(x.element_type or X_TYPES[0], **attributes)
         if x.shape is not None:
-            # Any number stands for a dimension that is not known.
+            # An unknown dimension is replaced by any number.
             fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
@@ -138,7 +139,7 @@ MX = _operator(
 )
 QUARKS = BFP, MX
 
-# By name: (type of x, attributes) -> what selects a kernel, and the numbers of the format.
+# By name: (type of x, attributes) -> the key of a kernel, and the numbers of the format.
 FORMATS: Mapping[str, Callable[..., tuple[Key, Blocks]]] = {BFP.name: bfp_format, MX.name: mx_format}
 
 
@@ -152,8 +153,8 @@ _NVIDIA_DOCS = {
 
 
 def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str) -> Operator:
-    """Return the declaration of an operator with codes and scales as outputs. The attribute `type_attribute` has the number of
-    a type that is always the same."""
+    """Return the declaration of an operator with codes and scales as outputs. The attribute `type_attribute` is the number of a
+    type, and always has the same value."""
     scales = UINT8 if nvidia.scales is FLOAT8E8M0 else nvidia.scales  # powers of two are exponents of uint8
     number = {"scale_type": scales, "output_dtype": nvidia.codes}[type_attribute]
 

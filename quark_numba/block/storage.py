@@ -59,7 +59,7 @@ def mx_quantize(
     -------
     codes : ndarray of x's shape
         In float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn of ml_dtypes, one element a byte; or in
-        int8, in units of 2**-6. A code that its NaN scale makes NaN may be any.
+        int8, in units of 2**-6. If the scale is NaN, its codes may have any value.
     scales : ndarray of ml_dtypes.float8_e8m0fnu
         Of the shape of x, except that its length along `axis` is the number of blocks.
 
@@ -104,7 +104,8 @@ def nvfp4_quantize(
     Parameters
     ----------
     x, axis, block_size
-        As for `mx_quantize`, and so are the shapes of the results and the errors. TensorRT cuts blocks along the last axis.
+        These parameters, the shapes of the results and the errors are those of `mx_quantize`. TensorRT cuts blocks along the
+        last axis.
     tensor_scale : array_like of one float32
         The calibration of NVIDIA takes the largest magnitude of a tensor, divided by 6 * 448.
 

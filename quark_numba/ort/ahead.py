@@ -1,5 +1,5 @@
-"""The compiled functions of regions, ahead of the session that needs them. Helper processes compile what all regions share,
-while this process optimizes the model and compiles what is of one region."""
+"""The compiled functions of regions, ahead of the session that needs them. Helper processes compile the functions that all
+regions share. Meanwhile this process optimizes the model and compiles the functions of each single region."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .operators import node_function
 
 (REGION,) = operators.OPERATORS
 
-# The modules whose functions are compiled. They are imported for that alone, as they import Numba.
+# The modules whose functions are compiled. They are imported only for compiling, because they import Numba.
 _NODE, _KERNELS, _TILES = f"{__package__}.nodes.{REGION.family}", f"{TABLE.package}.kernels", f"{TABLE.package}.tiles"
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..declaration import Attribute, Kind
     from ..element_types import ElementType
 
-# The API version of the oldest release that the project supports. Later releases serve it too: the table of functions only
-# ever grows.
+# The API version of the oldest release that the project supports. Later releases support this version too: the table of
+# functions only ever grows.
 API_VERSION = 20
 FIRST_RELEASE = "1.20"
 
@@ -139,14 +139,15 @@ class OrtCustomOp(ctypes.Structure):
 
 
 class Description(NamedTuple):
-    """An overload of an operator, as plain data: what ONNX Runtime is told of it, and what it takes to create its kernels."""
+    """An overload of an operator, as plain data: what ONNX Runtime is told about the overload, and what is needed to create its
+    kernels."""
 
     domain: str
     name: str
-    number: int  # of the overload among those of the operator
+    number: int  # the number of the overload among the operator's overloads
     is_homogeneous: bool  # of a variadic input
-    infers: bool  # types and shapes of outputs, where ONNX Runtime does not know the types by itself
-    is_checked: bool  # by types and shapes of inputs, when a kernel is created
+    infers: bool  # whether it infers types and shapes of outputs whose types ONNX Runtime does not know by itself
+    is_checked: bool  # whether types and shapes of inputs are checked when a kernel is created
     attributes: list[tuple[str, Kind, Any]]  # the name, the kind and the default, None if it is required
     input_types: list[int]  # ONNXTensorElementDataType
     output_types: list[int]
@@ -297,7 +298,7 @@ def read_constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
 
 
 class InferredTensor(NamedTuple):
-    """What an OrtShapeInferContext has of a tensor. A scalar has no dimensions, and neither has a tensor of unknown rank."""
+    """What an OrtShapeInferContext knows of a tensor. Scalars and tensors of unknown rank both have no dimensions."""
 
     number: int  # ONNXTensorElementDataType
     shape: list[int | None]
@@ -317,7 +318,7 @@ def read_inferred_input(api: int, context: int, index: int) -> InferredTensor | 
 
 
 def set_inferred_output(api: int, context: int, index: int, inferred: InferredTensor) -> None:
-    """Set an output of an OrtShapeInferContext. ONNX Runtime would take a dimension without size and name for the dimension
+    """Set an output of an OrtShapeInferContext. A dimension needs a size or a name; otherwise ONNX Runtime would set it to
     -1."""
     info = ask(api, OrtApi.CreateTensorTypeAndShapeInfo, c_void_p)
     sizes = [-1 if size is None else size for size in inferred.shape]

@@ -1,12 +1,13 @@
 """The functions that ONNX Runtime calls while it loads a model. They are compiled, so that no signal handler can run in them.
 
-Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as that of Ctrl-C does. If C
-has called a Python function, the exception does not reach C: it sees a function that returned 0, which means success. Therefore
+Python runs signal handlers on the main thread, between any two instructions. A handler may raise an exception, as the handler
+of Ctrl-C does. If C has called a Python function, the exception does not reach C: it sees a function that returned 0, which
+means success. Therefore
 
-- functions that describe an operator read the answer from memory: it follows the OrtCustomOp that they get;
+- functions that describe an operator read the answer from the memory after the OrtCustomOp that they are given;
 - functions that need Python let another thread run it, where no signal handlers run, and wait without Python;
 - nodes of the extensions backend run Python on the thread that calls them. If Python raises, another thread runs the node
-  again. If it raises there as well, the node is at fault; if not, a signal handler had raised.
+  again. If Python raises there as well, the node is at fault; if not, the first exception was a signal handler's.
 
 Signal handlers run, or their exceptions are raised, once ONNX Runtime has returned to Python.
 """
@@ -136,8 +137,8 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
 
 
 def _plain_functions() -> dict[str, int]:
-    """Return the addresses of the plain functions. LLVM compiles them without Numba, which would take longer for each function
-    than LLVM takes for all."""
+    """Return the addresses of the plain functions. LLVM compiles them without Numba, because Numba would take longer for one
+    function than LLVM takes for all."""
     module = ir.Module("quark_numba_plain_functions")
     symbols = {name: f"quark_numba_{name}" for name in _PLAIN}
     for name, (what, is_array) in _PLAIN.items():
@@ -166,7 +167,7 @@ def compiled(function: Callable[..., int], name: str = "") -> int:
     return int(keep_alive(jit.c_function(function, name or f"ort_{function.__name__}", signature)).address)
 
 
-# The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
+# The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one of them.
 _ERROR_API = ("PyObject_Vectorcall", "PyErr_Fetch", "PyErr_Restore", "PyErr_Clear", "Py_AddPendingCall")
 _ERROR = words("type", "value", "traceback")
 _HOOK = words(*_ERROR_API, "python", "body", "retry", "raise_it", *_ERROR.names)

@@ -107,8 +107,9 @@ def _declare() -> None:
 
 
 def _inputs(operator: Operator, overload: Overload) -> Iterator[list[int]]:
-    """Yield the types of an overload's inputs, by their numbers in TensorProto. What describes a format is declared as float32
-    or as integers of one type: "any type" would let tensors of float16 in, and all choices would be thousands."""
+    """Yield the types of an overload's inputs, by their numbers in TensorProto. Inputs that describe a format are declared as
+    float32, or as integers of one type. "Any type" would also accept float16 tensors, and declaring all combinations of types
+    would take thousands of overloads."""
     others = [parameter for parameter in operator.inputs if not parameter.is_homogeneous]
     integers = [row for row in filter(carries, operator.types[others[0].variable]) if row.is_integer] if others else []
     choices = [product((FLOAT32, row), repeat=len(others)) for row in integers or [FLOAT32]]

@@ -2,7 +2,7 @@
 operators share, and the states of nodes. A process that finds them loads compiled functions with LLVM alone: it needs neither
 Numba nor the declarations of operators.
 
-Operators that were added to the catalog have no records, and in a process that added some there are no records of others."""
+Operators that were added to the catalog have no records. A process that added some has no records of other operators either."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _FUNCTIONS = "ort_functions"
 
 
 class NodeKernel(NamedTuple):
-    """The address of a state, and the addresses of the functions of its nodes, 0 for one that the family does not have."""
+    """The address of a state, and the addresses of the functions of its nodes. The address 0 stands for a function that the
+    family does not have."""
 
     state: int
     compute: int

@@ -1,8 +1,8 @@
-"""What is known of sessions that ``onnxruntime.InferenceSession`` is creating: what their models declare, and which execution
-providers they have.
+"""What is known of sessions that ``onnxruntime.InferenceSession`` is creating: the types that their models declare, and their
+execution providers.
 
-ONNX Runtime asks for the type of each output while it loads a model, does not say which types the model declares, and refuses a
-model that declares another type than the answer. So the answer has to depend on what is declared."""
+While ONNX Runtime loads a model, it asks for the type of each output. It does not say which type the model declares, and
+refuses the model if the declared type differs from the answer. So the answer has to depend on the declaration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _undeclared: WeakKeyDictionary[Any, frozenset[tuple[str, str]]] = WeakKeyDiction
 
 def is_undeclared(thread: int, domain: str, name: str) -> bool:
     """Return whether the model that a thread is loading has no declaration for the output of any node of an operator. False if
-    that is not known, as where no session is being created from Python."""
+    this is not known, for example if the session is not being created from Python."""
     import onnxruntime
 
     source, session = None, None

@@ -19,18 +19,18 @@ from .custom_op import CustomOp, Need, make_structure
 from .library.load import check_platform, load
 from .providers import CUDA, available, better_in_standard
 
-# What is imported inside of functions is not needed by a process that finds all its kernels kept.
+# Modules that a process does not need if it finds all its kernels kept are imported inside of functions.
 if TYPE_CHECKING:
     import onnxruntime
 
 # Configuration entries of session options. This one tells which backend is registered with them.
 REGISTERED = "quark_numba.backend"
 
-# Asks for the operators of ONNX's own domain as well. It has to be set before the library is registered, and may be set before
-# the library is registered once more.
+# This entry asks for the operators of ONNX's own domain as well. It has to be set before the library is registered, possibly
+# for a second time.
 FLOAT_QDQ = "quark_numba.float_qdq"
 
-# Asks for all other domains, where the library is limited to some.
+# This entry asks for all other domains if the library is limited to some domains.
 ALL_DOMAINS = "quark_numba.all_domains"
 
 # Marks the options of sessions that are created only to list what their nodes need, and that never run. No kernels are created
@@ -80,8 +80,8 @@ def config_entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
 def domains_to_add(domains: Iterable[str], limit: Container[str], has: Callable[[str], bool]) -> list[str]:
     """Return which of all `domains` are added to session options. `has` tells whether the options have a configuration entry.
 
-    `limit` has the domains to which the library is limited, for options that do not ask for all. If it is empty, there is no
-    limit."""
+    `limit` has the domains to which the library is limited, unless the options ask for all domains. An empty `limit` means all
+    domains."""
 
     def is_wanted(domain: str) -> bool:
         if not domain:
@@ -119,7 +119,7 @@ class Registry:
 
     def __init__(self) -> None:
         # The domains that are registered with options that do not ask for all. If it is empty, such options get all domains.
-        # ONNX Runtime keeps each domain that was ever registered in the process, and names them all in the models that it
+        # ONNX Runtime keeps each domain that was ever registered in the process, and names all of them in the models that it
         # writes.
         self.limit: frozenset[str] = frozenset()
         self._domains: dict[tuple[int, str, bool], int] = {}

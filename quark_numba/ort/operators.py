@@ -1,4 +1,5 @@
-"""What ONNX Runtime is told of operators, and the states of nodes: the same in this process and in stand-alone libraries."""
+"""The descriptions of operators for ONNX Runtime, and the states of nodes. They are the same in this process and in stand-alone
+libraries."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
         operator.name,
         number,
         is_homogeneous=operator.is_homogeneous,
-        # The operators of TensorRT (`uint8_holds`) and those with a type in an attribute or with scales as an output need the
-        # shape of x to set a type. So they, and the operators between them, pass the shape on.
+        # Some operators need the shape of x to set a type: the operators of TensorRT (`uint8_holds`), and operators with a type
+        # in an attribute or with scales as an output. So these operators, and the operators between them, pass the shape on.
         infers=operator.takes_type or operator.uint8_holds is not None or len(operator.outputs) > 1,
         is_checked=operator.is_checked_at_load or not operator.is_homogeneous,
         attributes=[(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],

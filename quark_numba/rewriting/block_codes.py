@@ -1,4 +1,4 @@
-"""Keep the codes and scales of constants in block formats, with a node that dequantizes them, in the place of floats."""
+"""Keep constants in block formats as codes and scales, with a node that dequantizes them, instead of as floats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ STORED = "quantized: constant codes and scales"
 
 _DEQUANTIZE = COUNTERPARTS["dequantize"]
 
-# Tensors that were computed, by what they were computed from; with the first input, whose identity is part of the key.
+# Computed tensors, by the inputs and attributes that they were computed from. The first input is stored as well, because its
+# identity is part of the key.
 Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 

@@ -1,7 +1,7 @@
-"""How large the elements of a value can get, as far as that is proved. Elements with a bound are neither NaN nor Inf.
+"""Proved bounds of the magnitudes of a value's elements. Elements with a bound are neither NaN nor Inf.
 
-A bound holds for any order of additions, and for products that are rounded, or that an algorithm such as Winograd's takes
-apart. So one counts only if it is far below the largest float32."""
+A bound has to hold for any order of additions, for rounded products, and for algorithms that split products, such as
+Winograd's. So a bound counts only if it is far below the largest float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .nodes import Operand
 
 _MAX_BOUND = 2.0**100
 
-# By which factor rounding may enlarge a bound.
+# The factor by which rounding may enlarge a bound.
 _ROUNDED = 1.01
 
 # Larger constants are not read for a bound.
@@ -52,7 +52,8 @@ class Bounds:
             self._known[value] = bound if bound <= _MAX_BOUND else math.inf
 
     def reduce_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
-        """Return what a function returns for the value of a constant, in float64; math.inf for other values."""
+        """Return the result of a function for the value of a constant in float64, or math.inf if the value is not a
+        constant."""
         tensor = self.graph.tensor(value)
         if tensor is None or tensor.nbytes > _LARGE or find(tensor.dtype.value) is None:
             return math.inf
@@ -133,7 +134,7 @@ def _at_most_1(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float
 
 
 def _clip(bounds: Bounds, node: ir.Node, x: float, *limits: float) -> float:
-    """Return the bound of a Clip. NaN passes it, and so does every number within its bounds, which may exclude 0."""
+    """Return the bound of a Clip. NaN and all numbers within the limits pass a Clip; the limits may exclude 0."""
     if len(limits) != 2 or not math.isfinite(x):
         return math.inf if not math.isfinite(x) or limits else x
     return max(limits)
@@ -187,7 +188,7 @@ def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: floa
     return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * x + max(factors[1], 1) * bias)
 
 
-# Operators whose outputs have only elements of their first input, their magnitudes, or less, and 0.
+# Operators whose outputs have only elements of their first input, elements of smaller or equal magnitude, and 0.
 _BOUNDED_BY_FIRST = (
     *("Abs", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "HardSwish", "Identity", "Neg"),
     *("Relu", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),

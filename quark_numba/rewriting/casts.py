@@ -1,7 +1,7 @@
 """Rewrite a Cast from float32 to bfloat16 or float16, and the Casts back: a round trip, which becomes one node.
 
-ONNX Runtime runs such Casts as they are written, with ties to even and without saturation. Quark writes its BF16 models so for
-AMD's processors (``BF16QDQToCast``)."""
+ONNX Runtime runs such Casts as they are written, with ties to even and without saturation. Quark writes BF16 models for AMD's
+processors in this form (``BF16QDQToCast``)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CAST = ("", "Cast", "")
 TYPES = named(" ".join(CASTS))
 _NUMBERS = {element_type.number for element_type in TYPES}
 
-# Attributes for other types than these.
+# Attributes of Cast that do not concern these types.
 _OTHERS = {"saturate", "round_mode"}
 
-# ONNX Runtime drops a Cast of such a name together with one that undoes it.
+# ONNX Runtime drops a Cast with such a name together with a Cast that undoes it.
 _DROPPED = "InsertedPrecisionFreeCast_"
 
 
@@ -46,15 +46,15 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`), or if there may be no
-    regions, which run what replaces the Casts."""
+    """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`). They also stay if regions
+    are not allowed, because regions run the nodes that replace the Casts."""
     if graph.regions and graph.qdq != "onnxruntime":
         fuse(graph)
 
 
 def fuse(graph: Graph) -> None:
-    """Rewrite these Casts. One to 16 bits stays if something else uses its result. With `keep_quantized_weights` a constant
-    becomes one of 16 bits, which is dequantized with the scale 1."""
+    """Rewrite these Casts. A Cast to 16 bits stays if another node uses its result. With `keep_quantized_weights` a constant is
+    stored in 16 bits, and dequantized with the scale 1."""
     rounded: dict[tuple[ir.Value, ir.Graph | None], ir.Value] = {}
     kept: dict[tuple[int, ElementType], ir.TensorProtocol] = {}  # by the constants' tensors
     for back, cast, element_type in list(_pairs(graph)):
@@ -93,7 +93,7 @@ def _cast(tensor: ir.TensorProtocol, element_type: ElementType) -> ir.TensorProt
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[ir.Node, ir.Node, ElementType]]:
-    """Yield each Cast to float32 whose x is what a Cast to one of the types gives, that Cast, and the type."""
+    """Yield each Cast to float32 of the result of a Cast to one of the types, with that first Cast and the type."""
     for node in graph.model.graph.all_nodes():
         before = node.inputs[0].producer() if target(node) is FLOAT32 and node.inputs[0] else None
         element_type = target(before) if before else None

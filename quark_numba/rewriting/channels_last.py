@@ -19,7 +19,7 @@ REWRITTEN = "rewritten: ONNX's own operator between Transposes"
 
 _TRANSPOSE = ("", "Transpose", "")
 
-# The operators, with the number of their first inputs that have the channels on the last axis.
+# The operators, each with the number of its leading inputs that have the channels on the last axis.
 _COUNTS = {"Conv": 2, "MaxPool": 1, "BatchNormalization": 1}
 
 
@@ -72,7 +72,7 @@ def _replace(node: ir.Node, rank: int, names: set[str | None]) -> None:
     made: list[ir.Node] = []
 
     def transposed(x: ir.Value | None, permutation: Sequence[int], undone: Sequence[int]) -> ir.Value | None:
-        """Return a value with its axes permuted; a value itself where a Transpose is undone."""
+        """Return a value with its axes permuted. If this undoes a Transpose, return the input of that Transpose."""
         before = x.producer() if x else None
         if before is not None and before.op_identifier() == _TRANSPOSE:
             permuted = before.attributes.get("perm")

@@ -1,5 +1,5 @@
 """Rewrite a Clip of codes between a quantize node and its dequantize nodes, as Brevitas writes it for fewer bits than the type
-has: Clip of constant codes is folded, and the three nodes become one of fake quantization."""
+has: a Clip of constant codes is folded; otherwise the three nodes become one node of fake quantization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .nodes import Node, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
-# Up to this many bits, codes less the zero point are exact in float32.
+# Up to this many bits, the difference between a code and the zero point is exact in float32.
 _MAX_BITS = 16
 
 
@@ -71,7 +71,7 @@ def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int
 def _in_one_step(
     graph: Graph, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
 ) -> FakeQuantize[Operand]:
-    """Return the meaning of all three nodes. Raise NotRewrittenError if one step would not return the same."""
+    """Return the meaning of all three nodes. Raise NotRewrittenError if a single step would not return the same results."""
     scale, zero_point = quantize.scale.array, quantize.zero_point.array if quantize.zero_point else None
     if scale is None or (quantize.zero_point and zero_point is None):
         raise NotRewrittenError("its scale or its zero point is not a constant")

@@ -1,13 +1,15 @@
 """Fold constants: replace each node whose inputs are all constants by its outputs.
 
-Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and stays at first: the
-graph only remembers what one kernel computes for both steps or, if there is no such kernel, the codes. Each dequantize node
-finds its result there and becomes a constant. The last one takes the quantize node along, as nothing uses that any more.
+Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and stays at first. The
+graph only remembers its result: what one kernel computes for both steps, or the codes if there is no such kernel. Each
+dequantize node finds its own result there and becomes a constant. With the last dequantize node the quantize node is removed
+too, because nothing uses it any more.
 
 Large outputs are computed when the model is written, some rows at a time. Equal nodes on one constant are computed once.
 
-They are computed on one thread. It computes 2 to 10 GB of floats a second, which is more than are read and written. Between the
-parts Numba's other threads would wait in a loop, and take several times the processor time of the computation."""
+Large outputs are computed on one thread. It computes 2 to 10 GB of floats a second, which is faster than reading and writing.
+With more threads, Numba's other threads would wait in a loop between the parts, and take several times the processor time of
+the computation."""
 
 from __future__ import annotations
 
@@ -87,12 +89,12 @@ def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Kno
 def _keep_codes(
     graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[Operand] | None, known: Known
 ) -> bool:
-    """Keep the codes of a node in the place of its outputs, and return whether it has been replaced by a node that takes them.
-    Raise NotRewrittenError if it takes codes itself, and stays."""
+    """Keep codes instead of a node's outputs, and return whether the node has been replaced by a node that takes these codes.
+    Raise NotRewrittenError if the node takes codes itself, and stays."""
     if isinstance(meaning, BlockRoundTrip):
         with suppress(NotRewrittenError):
             kept = block_codes.store(graph, node, meaning, known)
-            graph.remember(kept.y, *outputs)  # the last folded node after it takes it along
+            graph.remember(kept.y, *outputs)  # removed with the last folded node that uses it
             graph.reasons[kept] = KEPT
             return True
     if isinstance(meaning, Dequantize) and not _is_scale(graph, node):
@@ -105,7 +107,8 @@ def _keep_codes(
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
-    """Return whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
+    """Return whether a node computes nothing but scales of other nodes. Then the codes of those nodes are kept, and not the
+    codes of this node."""
     uses = node.y.uses()
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
@@ -116,9 +119,9 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
 
 
 def _round_trip(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> tuple[list[Node], ir.TensorProtocol]:
-    """Return the dequantize nodes of a quantize node, and what they all return, computed in one step. One kernel instead of two
-    takes half the time if the kernels are not compiled yet. Raise NotRewrittenError if one step would return something else,
-    or the codes are kept."""
+    """Return the dequantize nodes of a quantize node, and the result that they all have, computed in one step. One step needs
+    one kernel instead of two, which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step
+    would have another result, or if the codes are kept."""
     stays_if(graph.keep_quantized_weights, KEPT)
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type

@@ -23,7 +23,7 @@ from .stand_ins import values, values_of
 
 INLINED = "inlined"
 
-# How many functions InlinePass gets at once. It compares each with each.
+# The number of functions that InlinePass gets at once. It compares each of them with every other one.
 _AT_ONCE = 500
 
 _Name = tuple[str, str, str]  # domain, name, overload
@@ -106,7 +106,7 @@ def _begins(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:
-    """Return names, with the `others` of each of them, and so on."""
+    """Return these names, the `others` of each of them, the others of those, and so on."""
     reached, waiting = set[_Name](), [*names]
     while waiting:
         name = waiting.pop()
@@ -146,9 +146,9 @@ def _since(node: ir.Node, version: int) -> int:
 
 
 def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> None:
-    """Append the name of its function to each value's name, in a way that no other name in the model contains. Then the numbers
-    that InlinePass appends cannot make the name of another value, for instance in a subgraph. Append it to the names of nodes,
-    too: InlinePass tries one number after the other for nodes of one name."""
+    """Append the function's name to the name of each value, in a form that no other name in the model contains. Otherwise the
+    numbers that InlinePass appends could make the name of another value, for instance in a subgraph. Append it to the names of
+    nodes, too: if many nodes have the same name, InlinePass tries one number after the other."""
     ends = sorted(end for value in values(model) for end in _ends(value.name))
     for function in functions:
         tags = (f"/{function.name}{number or ''}" for number in itertools.count())

@@ -26,7 +26,7 @@ _WITH_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 FUSED = "ONNX Runtime fuses it into one of its own operators"
 UNKNOWN = "ONNX Runtime may fuse it; whether it does is not known"
 
-# What the message of a WriteError, and so a reason to leave a node, has where ONNX Runtime could not write its answer.
+# Part of the message of a WriteError if ONNX Runtime could not write its answer. The message is then the reason to leave nodes.
 UNWRITTEN = "a temporary file cannot be written"
 
 
@@ -85,8 +85,8 @@ def optimized_by_onnx_runtime(
     model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, **named: Any
 ) -> onnx.ModelProto:
     """Return the model that a session with these arguments would run, as ONNX Runtime writes it. If the model is a path, large
-    tensors are written to a file beside it. The options are changed. The session's exceptions are raised, and WriteError if
-    there is no place or no room for the file."""
+    tensors are written to a file beside it. The options are changed. Raise WriteError if there is no folder or not enough room
+    for the file; the session's own exceptions are raised as well."""
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

@@ -1,4 +1,4 @@
-"""With kept codes, gather rows of codes instead of rows of floats.
+"""If codes are kept, gather rows of codes instead of rows of floats.
 
 A dequantize node after a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element is
 computed from its own code, so the bits are the same."""
@@ -23,8 +23,8 @@ def rewrite(graph: Graph) -> None:
 
 
 def _has_gather(graph: Graph, number: int) -> bool:
-    """Return whether Gather of the model's opset takes an element type, given by its number. ONNX Runtime's takes no packed
-    ones."""
+    """Return whether Gather of the model's opset takes an element type, given by its number. ONNX Runtime's Gather does not
+    take packed types."""
     codes = find(number)
     if codes is None or codes.bits < 8:
         return False

@@ -42,7 +42,7 @@ class Graph(Nodes):
         integers: Integers = "nowhere",
         operators: str = "custom",
     ) -> None:
-        if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they have to be inputs, and are constants
+        if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they all have to be inputs
             for value in [value for value in model.graph.inputs if value.is_initializer()]:
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
@@ -87,8 +87,8 @@ class Graph(Nodes):
     def shared_constant(
         self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node, like: ir.Value | None = None
     ) -> ir.Value:
-        """Return the constant with this very tensor in the graph of the node `before`. If there is none yet, it is a new one,
-        with the metadata of the value `like`."""
+        """Return the constant with this very tensor in the graph of the node `before`. If the graph does not have it yet, make
+        a constant with the metadata of the value `like`."""
         key = before.graph, id(tensor)
         if key not in self._constants or not _exists(self._constants[key]):
             self._constants[key] = self.add_constant(tensor, name, before)
@@ -97,8 +97,8 @@ class Graph(Nodes):
         return self._constants[key]
 
     def shared_array(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
-        """Return the constant with the bits of an array in the graph of the node `before`. If there is none yet, it is a new
-        one in front of all nodes, with a number after its name."""
+        """Return the constant with the bits of an array in the graph of the node `before`. If the graph does not have it yet,
+        make a constant in front of all nodes, with a number after its name."""
         graph = before.graph
         assert graph
         key = graph, array.dtype, array.shape, array.tobytes()
@@ -109,7 +109,7 @@ class Graph(Nodes):
     def replace(
         self, node: Node, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], what: str
     ) -> Node:
-        """Replace a node by one of another operator of the package, and return that."""
+        """Replace a node by a node of another operator of the package, and return the new node."""
         new = self.put(operator, inputs, attributes, node.node)
         self.remove(node, what)
         self.register(new)
@@ -167,9 +167,9 @@ class Graph(Nodes):
                 self.remove(producer, what)
 
     def sweep(self) -> None:
-        """Take removed nodes out of their graphs, and the initializers that only these used. This is done once for a pass:
-        nodes may share initializers by the thousands, and `uses` makes a list each time; and a graph that removes a node goes
-        over all its outputs."""
+        """Take removed nodes out of their graphs, together with initializers that only removed nodes used. This is done once
+        for each pass, because it is slow: thousands of nodes may share an initializer, and `uses` makes a new list in each
+        call; and to remove a node, a graph goes over all its outputs."""
         self._take_out()
         for value in self._loose:
             if not (value.uses() or value.is_graph_output() or value.is_graph_input()) and value.graph and value.name:
@@ -189,8 +189,8 @@ class Graph(Nodes):
         return super()._infer(value)
 
     def write_shapes(self) -> None:
-        """Write the shapes of the outputs of the package's nodes, as far as onnx infers them. ONNX Runtime does not infer
-        these, nor what follows from them. A dimension that is not a number stays unknown."""
+        """Write the shapes of the outputs of the package's nodes, if onnx infers them. ONNX Runtime infers neither these shapes
+        nor the shapes that depend on them. A dimension that is not a number stays unknown."""
         self.forget_inferred()
         for node in self.model.graph:
             for value in node.outputs if OPERATORS.find(node.domain, node.op_type) else ():

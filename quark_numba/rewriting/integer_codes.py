@@ -37,7 +37,7 @@ class Codes:
         return np.float32(self.scales.reshape(()))
 
     def shift(self, element_type: ElementType) -> int:
-        """Return what is added to codes that become codes of uint8 or int8, and to their zero point."""
+        """Return the number that is added to the codes and to the zero point when they become uint8 or int8."""
         return 128 * (self.element_type.is_signed - element_type.is_signed)
 
     @property
@@ -48,7 +48,8 @@ class Codes:
 
 @dataclass(frozen=True)
 class Source:
-    """The source of an operator's input: a dequantize node, and the nodes between the two, which only move elements."""
+    """The source of an operator's input: a dequantize node, and the nodes between it and the operator, which only move
+    elements."""
 
     node: Node
     codes: Codes
@@ -71,7 +72,8 @@ class Target:
 
 
 def source_of(graph: Graph, value: ir.Value | None) -> Source:
-    """Return what a value dequantizes. Raise NotRewrittenError if it is anything else, or not known well enough."""
+    """Return the Source of a value. Raise NotRewrittenError if the value is not dequantized, or if too little is known of
+    it."""
     moves: list[ir.Node] = []
     producer = None if value is None else value.producer()
     while producer is not None and producer.op_identifier() in MOVES and producer.inputs[0] is not None:
@@ -85,7 +87,7 @@ def source_of(graph: Graph, value: ir.Value | None) -> Source:
     if quantize and quantize.operator.operation == "quantize" and graph.tensor(quantize.x) is not None:
         raise NotRewrittenError("its codes are those of a float constant")
     if meaning.element_type is INT8 and not meaning.x.is_constant:
-        # Only what is quantized in the model can be quantized to uint8 instead.
+        # Only a value that the model itself quantizes can be quantized to uint8 instead.
         before = graph.meaning(quantize)
         if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
             raise NotRewrittenError("its codes are not quantized in the model")
@@ -153,7 +155,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
         raise NotRewrittenError("its output is not quantized")
     codes = _quantized(graph, quantize, meaning)
-    # Quantizing is monotonic, so clipping first gives what clipping the codes gives.
+    # Quantizing is monotonic, so clipping before it has the same result as clipping the codes.
     limits = codes.element_type.lowest, codes.element_type.highest
     steps = np.rint(np.array([low, high], np.float32) / codes.scale)
     first, last = (int(bound) for bound in np.clip(steps + codes.zero_point, *limits))

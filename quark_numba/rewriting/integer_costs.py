@@ -1,4 +1,5 @@
-"""Estimates of the time that integer operators of ONNX Runtime take beyond float operators between this package's nodes."""
+"""Estimates of the difference in time between integer operators of ONNX Runtime and float operators between this package's
+nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ import onnx_ir as ir
 from .graph import Graph
 
 # In nanoseconds for each multiplication or element, on one thread of a processor with AVX2. Only the ratios matter. They were
-# fitted to 11 architectures in uint8, in int8, and with activations in uint8 and weights in int8; `pytest bench` measures what
-# follows.
+# fitted to 11 architectures in uint8, in int8, and with activations in uint8 and weights in int8; `pytest bench` measures the
+# resulting models.
 _MATRIX_PRODUCT_COSTS = {"uint8": -0.0083, "int8": -0.0122}  # by the type of the weights
 _PRODUCT_COSTS = {"Conv": {"uint8": -0.004, "int8": -0.010}, "MatMul": _MATRIX_PRODUCT_COSTS, "Gemm": _MATRIX_PRODUCT_COSTS}
 _IMAGE_COST = 1.6  # of each element of the output of a convolution of at most four channels, beyond the above
 _OUTPUT_COSTS = {"MatMul": -0.7, "Gemm": -0.7, "Mul": 0.35, "Div": 0.35}  # of each element of the output
 _QUANTIZATION_COST = 0.5  # of each element that is quantized or dequantized between float and integer operators
 
-# The size of an unknown dimension that is not the first: one that images and sequences have after some layers.
+# The size that is assumed for an unknown dimension other than the first one: a usual size of images and sequences after some
+# layers.
 _UNKNOWN = 32
 
 
@@ -43,8 +45,8 @@ def quantization_cost(graph: Graph, value: ir.Value) -> float:
 
 
 def _shape(graph: Graph, value: ir.Value | None) -> list[int]:
-    """Return the shape of a value. An unknown dimension is taken to be 1 if it is the first, which often is that of a batch,
-    and else `_UNKNOWN`."""
+    """Return the shape of a value. An unknown first dimension, often the batch, is taken to be 1, and any other unknown
+    dimension to be `_UNKNOWN`."""
     shape = None if value is None else graph.shape(value)
     # Some models say -1 where a dimension is unknown.
     known = [length if isinstance(length, int) and length > 0 else None for length in shape or ()]

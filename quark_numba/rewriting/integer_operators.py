@@ -1,13 +1,14 @@
 """Rewrite groups of ONNX's own 8-bit nodes, with the operators between them, into ONNX Runtime's integer operators.
 
 ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimized model, and also fuses float tensors
-that were never 8 bits. Here an operator is rewritten only if the integer operator gives what the nodes as written give: its
+that were never 8 bits. Here an operator is rewritten only if the integer operator has the results of the nodes as written: its
 sums are exact, and one float32 factor scales them. So a code differs by at most one, and only if the result is within a
 thousandth of a step of the middle between two codes.
 
-Codes connect the operators of a group. It is rewritten as a whole if that is estimated to be faster (``integer_costs``). Its
-codes become uint8, because ONNX Runtime is slow with int8 activations on x86-64: int8 codes plus 128 are the same numbers with
-another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint8 with int8 exactly, else uint8."""
+Codes connect the operators of a group. A group is rewritten as a whole if that is estimated to be faster (``integer_costs``).
+The codes of activations become uint8, because ONNX Runtime is slow with int8 activations on x86-64: int8 codes plus 128 are the
+same numbers with another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint8 with int8 exactly, else
+uint8."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
     for match in group:
         total += operator_cost(graph, match.node, match.weights_type.name)
         taken |= dict.fromkeys(source.node.x for source in match.sources if not source.is_constant)
-    # The codes that the group takes from outside, and those that it gives to float operators.
+    # The codes that enter the group from outside, and the codes that it passes to float operators.
     total += sum(quantization_cost(graph, value) for value in taken if graph.node(value.producer()) not in made)
     for match in group:
         users = [user for user, _ in match.target.quantize.y.uses()]
@@ -89,7 +90,7 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
 
 
 def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
-    """Return whether only these nodes use a value, or what moves it."""
+    """Return whether only these nodes use a value, directly or through nodes that only move its elements."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -1,5 +1,5 @@
-"""The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime, with the proofs that these give
-what the nodes as written give."""
+"""The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime, with the proofs that the results
+are those of the nodes as written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_POOLED = 64
 # is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
 _MAX_QUOTIENT = 4.0
 
-# Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
+# Sums and products of codes are at most 2^20, and are computed in float64. Nearer to a tie than this, they count as ties.
 _TIE_DISTANCE = 2.0**-30
 
 
@@ -61,9 +61,9 @@ class Rule:
     """How operators of one name are matched and written.
 
     `domain` and `name` are those of the integer operator; without a name it is the operator itself, which takes codes as well.
-    `inputs` is how many inputs are dequantized, None for all. `check` raises NotRewrittenError if an operator that matched
-    otherwise is not rewritten. `attributes` are those that the integer operator has, None for all. `has_weights` says whether
-    the first input is multiplied with the second one, which may have several scales.
+    `inputs` is the number of inputs that are dequantized, None for all. `check` raises NotRewrittenError if an operator that
+    otherwise matches must not be rewritten. `attributes` are the attributes that the integer operator has, None for all.
+    `has_weights` says whether the first input is multiplied with the second one, which may have several scales.
 
     `order` is the order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b:
     the bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
@@ -150,8 +150,8 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 
 
 def _check_products(products: Any) -> None:
-    """Raise NotRewrittenError unless the sum of this number of products fits int32. If there are none, ONNX Runtime's integer
-    operators do not write their output."""
+    """Raise NotRewrittenError unless the sum of this number of products fits int32. A sum of 0 products is refused too, because
+    ONNX Runtime's integer operators then do not write their output."""
     if not isinstance(products, int) or not 1 <= products <= _MAX_PRODUCTS:
         raise NotRewrittenError("the number of its products is not known, or too large, or 0")
 

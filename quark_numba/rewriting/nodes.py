@@ -1,4 +1,5 @@
-"""What is known of the values of a model, and of its nodes of the package's operators: what they mean, and why they stay."""
+"""What is known of the values of a model, and of its nodes of the package's operators: what the nodes mean, and why some stay
+as they are."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ class Values:
         return find(tensor.dtype.value) if tensor is not None else find(value.dtype.value) if value.dtype else None
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
-        """Return the element type of a value, also if only onnx's inference knows it."""
+        """Return the element type of a value, from the model or from onnx's inference."""
         inferred = self._infer(value)  # at the first call, of the whole model
         return self.type(value) or inferred.element_type
 
@@ -127,7 +128,7 @@ class Values:
                     self._record_inferred(ir_attribute.value, attribute.g, record)
 
     def copy_inferred(self, old: ir.Value, new: ir.Value) -> None:
-        """Copy what was inferred for a value to the one that replaces it."""
+        """Copy the inferred type and shape of a value to the value that replaces it."""
         if self._inferred is not None and old in self._inferred:
             self._inferred[new] = self._inferred[old]
 

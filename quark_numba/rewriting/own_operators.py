@@ -1,8 +1,9 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
-ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
-not do in the model as written. They quantize folded weights again, turn a dequantize node and a MatMul into a product that
-quantizes its other input, or end the process. The operators are the same under both names, so inputs and attributes stay."""
+ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes, the optimizers make
+changes that they would not make in the model as written. They quantize folded weights again, turn a dequantize node and a
+MatMul into a product that quantizes the other input, or crash the process. The operators are the same under both names, so
+inputs and attributes stay."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def rewrite(graph: Graph) -> None:
                 graph.reasons[node] = _ONLY_NATIVE
             continue
         reason = graph.reasons.get(node)
-        inputs = [value for value in node.node.inputs if value is not None]  # only the last one may be left out
+        inputs = [value for value in node.node.inputs if value is not None]  # only the last input may be omitted
         meaning = graph.meaning(node)
         if isinstance(meaning, Quantize) and len(inputs) == 2 and meaning.element_type is not UINT8:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.

@@ -63,7 +63,7 @@ def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
 
 
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
-    """Raise NotRewrittenError if one step would not return the same as two."""
+    """Raise NotRewrittenError if a single step would not return the same results as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
     stays_if(not quantize.has_same_parameters(dequantize), "the dequantize node after it has other parameters")
     if codes is not None and codes.name not in PAIR.formats:

@@ -22,7 +22,7 @@ from .nodes import Node, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
-# From this opset on, all operators of steps are as they are today, except for HardSwish, which is newer.
+# From this opset on, all operators of steps have their present meaning. Only HardSwish is newer.
 _FIRST_OPSET = 13
 
 (_REGION,) = REGION
@@ -90,7 +90,7 @@ class _Steps:
             attributes[name] = attribute.as_float()
         if not fewest <= len(node.inputs) <= most or None in node.inputs[:fewest]:
             return None
-        # Which of 0 and -0 ONNX Runtime takes for the larger depends on their place in the tensor.
+        # Whether ONNX Runtime takes 0 or -0 as the larger one depends on their position in the tensor.
         if node.op_type in ("Max", "Min") and not any(map(self._is_nonzero, node.inputs)):
             return None
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
@@ -153,8 +153,8 @@ class _Steps:
 
 
 class _InputKey(NamedTuple):
-    """What tells the inputs of a region apart: how the program declares them, for scales and zero points their axis, and the
-    value. Equal constants of one element share one input: instead of the value, they have its shape and bits."""
+    """The identity of an input of a region: how the program declares it, the axis of a scale or zero point, and the value.
+    Equal constants of one element share an input, so for them the value's shape and bits take the place of the value."""
 
     declared: Input
     axis: int | None
@@ -229,8 +229,8 @@ class _Merger:
         return [value for value in values if value is not None]
 
     def _may_have_shape(self, value: ir.Value, user: ir.Node, last: ir.Node) -> bool:
-        """Return whether a value may be as large as the region's output. A smaller value would be computed again for each
-        element of the output."""
+        """Return whether a value may be as large as the region's output. A smaller value would be computed several times, once
+        for each element of the output."""
         others = [operand for operand in self._operands(user) if operand is not value]
         if all(self._is_scalar(operand) for operand in others):
             return True
@@ -278,7 +278,7 @@ class _Merger:
         region = self.graph.put(_REGION, [*values.values()], {"program": program.text}, last)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
-            if node.graph:  # it may be removed already, with a node after it
+            if node.graph:  # the node may have been removed already, together with its last user
                 self.graph.remove(node, MERGED)
 
     def _operand(self, node: ir.Node, index: int, nodes: set[ir.Node]) -> _Operand:

@@ -1,4 +1,4 @@
-"""Drop a round trip whose x has only values that an equal round trip gave, even if nodes between them moved or clipped them.
+"""Drop a round trip if all elements of x come from an equal round trip, even if nodes in between have moved or clipped them.
 
 For integers and block formats, the second round trip returns the bits of its x. A float type may round a small negative number
 to -0, which the second round trip turns into 0. So it is dropped only where no sign of a zero matters.

@@ -14,17 +14,19 @@ MOVE_FIRST = (
 )
 MOVE_ALL = ("Concat",)
 
-# Those whose results for 0 and -0 of their first input, or of any input, differ at most in the sign of a zero.
+# ONNX's operators whose results for 0 and -0 differ at most in the sign of a zero: 0 and -0 in their first input, or in any
+# input.
 _KEEP_FIRST = ("AveragePool", "Clip", "Div", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "Pad", "Relu")
 _KEEP_ALL = ("Add", "Mul", "Sub")
 
-# Those whose results do not differ. The first three add products up, beginning with 0, and 0 plus -0 is 0.
+# ONNX's operators whose results for 0 and -0 do not differ. The first three add up products, beginning with 0, and 0 plus -0 is
+# 0.
 _LOSE = ("Conv", "Gemm", "MatMul", "HardSigmoid", "Sigmoid", "Softmax")
 
 
 def signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
-    """Return whether all nodes that use a value, or what other nodes made of its zeros, return the same bits for both signs of
-    zeros: products, and round trips, which turn -0 into 0."""
+    """Return whether all nodes that use a value return the same bits for 0 and -0, directly or after nodes that pass its zeros
+    on. Products do, and round trips, which turn -0 into 0."""
     waiting, seen = [y], {y}
     while waiting:
         value = waiting.pop()

@@ -104,8 +104,8 @@ _MAX_NODES = 16
 
 
 def _is_beside_product(node: ir.Node) -> bool:
-    """Return whether a MatMul gives a node's first input or takes its output, or does so after nodes that may be dropped. If
-    there are many nodes, it may be."""
+    """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be dropped.
+    If there are too many nodes to look at, the answer is yes."""
     before = [_producer(node)]
     after = [user for value in node.outputs for user, _ in value.uses()]
     for _ in range(_MAX_NODES):

@@ -15,8 +15,8 @@ _BESIDE = "ONNX Runtime may fuse ONNX's own nodes beside it into integer operato
 def leave_all(graph: Graph) -> bool:
     """Leave the model as it is, and return True, if ONNX Runtime is to run ONNX's own nodes, and these quantize activations.
 
-    ONNX Runtime fuses such nodes with what is around them, and quantizes float tensors there. So all other nodes stay as well.
-    Only nodes that ONNX Runtime cannot run may get another name."""
+    ONNX Runtime fuses such nodes with the nodes around them, and quantizes float tensors there. So all other nodes stay as
+    well. Only nodes that ONNX Runtime cannot run may get another name."""
     if graph.qdq != "onnxruntime":
         return False
     missing, meanings = _nodes(graph)

@@ -1,4 +1,4 @@
-"""The model that is given to ONNX Runtime for a session. This module does without onnx and Numba."""
+"""The model that is given to ONNX Runtime for a session. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ..models.file_states import State, state_of
 
 
 class Artifact(NamedTuple):
-    """A model as ONNX Runtime takes it.
+    """A model as it is given to ONNX Runtime.
 
-    `source` is the bytes of the model, or the path of a file of this package. It is None if there is nothing to rewrite, so
-    that sessions take the model that the caller passed. The file exists until the artifact, a context manager, is closed.
-    `blocked_regions` is the number of its regions in the blocked layout; `left` are the numbers of nodes that stay as they
-    are, by operator and reason.
+    `source` is the bytes of the model, or the path of a file that this package wrote. It is None if there is nothing to
+    rewrite, so that sessions take the model that the caller passed. The file exists until the artifact, a context manager, is
+    closed. `blocked_regions` is the number of regions in the blocked layout; `left` counts the nodes that stay as they are, by
+    operator and reason.
 
-    `why_not_kept` is why it must not be kept, "" if it may be. `state` is that of the file of a kept model. `probes`, the two
-    of ``initializers``, tell whether options replace initializers of a kept model; there are none if it was made with options
-    that do. `refusal` is why the model cannot run if ONNX Runtime refuses it, "" if no reason is known."""
+    `why_not_kept` is the reason why the model must not be kept, or "" if it may be kept. `state` is the state of a kept model's
+    file. `probes` are the two probes of ``initializers``, which tell whether options replace initializers of a kept model;
+    there are none if the model was made with options that replace some. `refusal` explains a refusal by ONNX Runtime: why the
+    model cannot run, or "" if no reason is known."""
 
     source: bytes | str | None
     files: ExitStack
@@ -40,7 +41,7 @@ class Artifact(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """The path of the file of this package, or None if there is no such file."""
+        """The path of the file that this package wrote, or None if there is no such file."""
         return self.source if isinstance(self.source, str) else None
 
     @property
@@ -54,7 +55,7 @@ class Artifact(NamedTuple):
         return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
     def facts(self) -> dict[str, Any]:
-        """Return what `of_facts` needs beside a file, for JSON."""
+        """Return what `of_facts` needs besides the file, in types that JSON has."""
         return self.report() | {"probes": [base64.b64encode(probe).decode() for probe in self.probes]}
 
     @classmethod

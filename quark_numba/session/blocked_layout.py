@@ -34,8 +34,8 @@ from .request import SessionRequest
 
 
 class BlockedModel(NamedTuple):
-    """The model as a session may run it, or None if it stays as it is; the number of regions in the blocked layout; and the
-    number of regions that are left out, by the reason."""
+    """The model for the session, or None if the model stays as it is; the number of regions in the blocked layout; and the
+    numbers of regions that are left out, by reason."""
 
     model: onnx.ModelProto | None
     in_layout: int
@@ -43,8 +43,8 @@ class BlockedModel(NamedTuple):
 
 
 def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = None) -> BlockedModel:
-    """Return the model with regions in the blocked layout, for a session of the request. `path` is that of a model with tensors
-    in files; those of the result are in the same folder."""
+    """Return the model with regions in the blocked layout, for a session of the request. If the model has tensors in files,
+    `path` is the path of the model, and the tensors of the result are in the same folder."""
     operators = Counter((node.domain, node.op_type) for node in model.graph.node)
     regions = operators[REGION.domain, REGION.name]
     if not regions:
@@ -96,8 +96,8 @@ def _find_lanes_for(request: SessionRequest) -> int:
 
 
 def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.ModelProto:
-    """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that it knows. If `model` is
-    a path, large tensors of the result are written to a file beside it."""
+    """Return the model as ONNX Runtime optimizes it before it lays out tensors, with the shapes that ONNX Runtime knows. If
+    `model` is a path, large tensors of the result are written to a file beside it."""
     options = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in ENTRIES:
         value = config_entry(request.options, name)

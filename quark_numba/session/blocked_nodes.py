@@ -1,7 +1,7 @@
 """Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
 
-Each function appends the node that does the same on blocks, or raises `NotRewrittenError` before it appends anything that other
-nodes may see."""
+Each function appends the counterpart of a node. Or it raises `NotRewrittenError`, and then it has appended nothing that other
+nodes could see."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         reads_blocks = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
         group = -(-outer // lanes) * lanes if is_depthwise else group
-    elif inner < lanes:  # with so few channels it reads ONNX's layout
+    elif inner < lanes:  # with so few channels the convolution reads ONNX's layout
         tensors.reorder_output(inputs[0])
         x, reads_blocks = inputs[0], False
     elif inner % ALIGNMENT:
@@ -59,7 +59,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     w = tensors.constant(inputs[1], f"filter {reads_blocks}", lambda array: filter_in_blocks(array, lanes, reads_blocks))
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
-    copy.op_type = "Conv"  # also of a FusedConv
+    copy.op_type = "Conv"  # a FusedConv becomes a Conv too
     if group > 1:
         kept = [attribute for attribute in copy.attribute if attribute.name != "group"]
         del copy.attribute[:]
@@ -161,8 +161,8 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Return whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
-    integer."""
+    """Return whether a region never returns NaN. That is so if its last step returns integers times finite scales, because NaN
+    becomes the lowest integer."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False

@@ -57,7 +57,7 @@ class BlockedTensors:
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
-        self._causes: dict[str, str] = {}  # why a tensor is not in blocks: the node of its branch that was left out first
+        self._causes: dict[str, str] = {}  # for a tensor that is not in blocks, the first node of its branch that was left out
         self._producers = {name: node for node in graph.node for name in node.output}
         self._plain: set[str] = set()  # names of the tensors in blocks that exist in ONNX's layout as well
         self._constants_in_blocks: dict[tuple[str, str], str] = {}
@@ -146,7 +146,7 @@ class BlockedTensors:
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
-        """Return the name of a constant as `make` arranges it. It is arranged once for each `use`."""
+        """Return the name of a constant that `make` has arranged in another way. This is done once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))
@@ -164,8 +164,8 @@ def perm(node: onnx.NodeProto) -> list[int]:
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the shapes that onnx infers, by name; nothing if onnx fails. ONNX Runtime does not know the shapes after
-    regions."""
+    """Return the shapes that onnx infers, by name, or no shapes if onnx fails. ONNX Runtime does not know the shapes of the
+    results of regions."""
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     graph = skeleton.graph
     graph.name = "shapes"

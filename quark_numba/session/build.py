@@ -82,7 +82,8 @@ def create_artifact(request: SessionRequest) -> Artifact:
 
 
 def load(source: Any) -> onnx.ModelProto:
-    """Return the model that an argument `path_or_bytes` is or names. External data stays in its files."""
+    """Return the model of an argument `path_or_bytes`: the argument itself, or what it names or contains. External data stays
+    in its files."""
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
@@ -103,8 +104,8 @@ def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
 
 
 def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) -> model_files.Source:
-    """Return the source of a model, whose tensors are read from the folder that the options name, where ONNX Runtime does so.
-    A model of the caller is copied if tensors would be read into it."""
+    """Return the source of a model. Tensors are read from the folder that the options name, in the cases where ONNX Runtime
+    reads them there. The caller's model is copied first if tensors would be read into it."""
     folder = config_entry(request.options, TENSORS_FOLDER) or None
     if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
         folder = None
@@ -115,8 +116,8 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
 
 
 def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
-    """Return the operators of a model that are known to run nowhere. Each has a flag, whether `optimize` rewrites its nodes
-    where it can, and the reason why a model with the node as it is cannot run."""
+    """Return the operators of a model that are known to run nowhere. For each there is a flag, which says whether `optimize`
+    may rewrite its nodes, and the reason why a model with such a node cannot run."""
     refusals = {}
     for node in protos.nodes(model.graph, *model.functions):
         if why := refused.reason(node.domain, node.op_type):
@@ -136,8 +137,9 @@ def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
 
 
 def get_or_build(request: SessionRequest, source: model_files.Source, probes: tuple[bytes, ...] = ()) -> Artifact:
-    """Return the model of a source as sessions of the request run it, from the cache if the request has one. The source
-    forgets its model. `probes` are kept with it. Raise ValueError if `cache` is set for a model without a path."""
+    """Return the model of a source as sessions of the request run it, from the cache if the request has one. The source drops
+    its reference to the model. `probes` are kept with the model. Raise ValueError if `cache` is set for a model without a
+    path."""
 
     def build(place: Path | None) -> Artifact:
         made = _build(request, source if place else source.again(), place or request.temporary_folder)
@@ -154,7 +156,7 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
 
 
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
-    """Return a model that is built now. If it is in files, they are in a temporary folder in `folder`."""
+    """Build a model now, and return it. If it needs files, they are written to a temporary folder in `folder`."""
     plan = make_plan(request, source)
     with ExitStack() as files:
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
@@ -193,7 +195,8 @@ def _to_proto(
 
 
 def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
-    """Return the model as the plan rewrites it, the nodes that stay, by operator and reason, and whether it changed."""
+    """Return the model as the plan rewrites it, the numbers of nodes that stay, by operator and reason, and whether the model
+    changed."""
     if plan.rewrite is None:
         return source.whole(), Counter(), False
     result = plan.rewrite(source)
@@ -201,7 +204,8 @@ def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_f
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:
-    """Write a model in the blocked layout in the place of that at `path`, and return its path. Its tensors are there."""
+    """Replace the model at `path` by a model in the blocked layout, whose tensors are in the same folder already. Return the
+    path."""
     folder = os.path.dirname(path)
     for written in (path, f"{path}.data", os.path.join(folder, "optimized.onnx")):
         os.remove(written)

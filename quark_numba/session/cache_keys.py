@@ -1,5 +1,5 @@
-"""The names of the entries of a cache of models: digests of everything that a model for a session depends on. This module does
-without onnx and Numba."""
+"""The names of the entries of a cache of models: digests of everything that a model for a session depends on. This module
+imports neither onnx nor Numba."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
 from ..version import __version__
 
-# How names begin, so that they are not mistaken for those of other programs, and the number of hexadecimal digits after it.
+# The beginning of names, which tells them from names of other programs, and the number of hexadecimal digits after it.
 PREFIX, _DIGITS = "quark_numba-", 20
 
 # The name of an entry.
@@ -66,21 +66,21 @@ def _make_name(text: str) -> str:
 
 
 def _list_added_operators() -> list[tuple[str, int]]:
-    """Return the operators that were added from outside of the package, which needs the catalog to be loaded."""
+    """Return the operators that were added from outside of the package. There are none while the catalog is not loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the files of a model as they were when its digest was kept, the model's own first, or None if it has changed since
-    or there is no digest."""
+    """Return the files of a model that are recorded with its digest, the model's own file first. Return None if there is no
+    digest, or if the model's own file has changed since."""
     model = os.path.abspath(path)
     known = _read_record(folder / (_make_name(model) + _DIGESTS))
     return [model, *known["files"]] if known.get("state") == state_of(model) else None
 
 
 def _find_digest(folder: Path, path: str, others: list[str]) -> str:
-    """Return the digest of a file. `others` are the files with the tensors of a model, which are kept with its digest."""
+    """Return the digest of a file. `others` are the files with the model's tensors; they are recorded with the digest."""
     record = folder / (_make_name(path) + _DIGESTS)
     known = _read_record(record)
     if known.get("state") == state_of(path) and known.get("files") == others:

@@ -21,7 +21,7 @@ from .model_cache import ModelCache
 from .options import NOTHING_REPLACED, options_lock, options_replace_nothing
 from .request import Operators, SessionRequest
 
-# What is imported inside of functions is not needed by a process that finds its model kept.
+# Modules that a process does not need if it finds its model kept are imported inside of functions.
 if TYPE_CHECKING:
     import onnx
 
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 _AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
-# Part of the message if ONNX Runtime cuts a model so that two parts need each other. The OpenVINO provider (1.24) may have such
-# a part on both sides of a node that it leaves to the CPU provider.
+# Part of the message if ONNX Runtime cuts a model so that two parts need each other. This happens with the OpenVINO provider
+# (1.24), if one part has nodes on both sides of a node that is left to the CPU provider.
 _CIRCLE = "the graph is not acyclic"
 
 
@@ -44,8 +44,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
         they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. All that the options say holds: initializers that were added to them,
-        also in the place of files, and files in memory replace those of the model.
+        The operators are registered with these options. All options keep their meaning. In particular, initializers that were
+        added to the options replace those of the model, also in the place of files, and files in memory replace files of
+        tensors.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
         were registered with `qdq` = "float". If the session has execution providers other than the CPU provider, and ONNX
@@ -72,18 +73,18 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     cache : bool or path
         Whether to keep the optimized model for later sessions, in the user's cache (True) or in a folder. The kept model is as
         large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions. A
-        damaged one is made again. One that cannot be kept gives a warning (`logging`), and the session runs without. The models
-        used least recently are removed beyond 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB.
-        ``quark-numba info`` prints the folder and its size.
+        damaged kept model is made again. If a model cannot be kept, there is a warning (`logging`), and the session runs
+        without. If the kept models take more than 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB, the
+        models used least recently are removed. ``quark-numba info`` prints the folder and its size.
     providers, provider_options, disabled_optimizers, enable_fallback, read_config_from_model
         As in ``onnxruntime.InferenceSession``.
 
     Raises
     ------
     ModelError
-        If there is no such file (MissingFileError, which is also a FileNotFoundError), if it is not an ONNX model, a tensor
-        cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
-        is known to run nowhere; or if `cache` cannot be a folder.
+        If the file does not exist (MissingFileError, which is also a FileNotFoundError) or is not an ONNX model; if a tensor
+        cannot be read; if the temporary folder has not enough room; if ONNX Runtime refuses a model with an operator that is
+        known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
         If an argument has an invalid value or type, or a name that neither this class nor ONNX Runtime knows; if `cache` is set
         for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
@@ -127,7 +128,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         request.check()
         request = request.register()
         if keep_quantized_weights:
-            # A plan of memory would set aside room for the floats of all weights twice.
+            # ONNX Runtime's memory pattern would reserve memory for the floats of all weights twice.
             options.enable_mem_pattern = False
 
         def create(source: Any, *chosen: Any) -> None:
@@ -210,8 +211,8 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
-    """Let ONNX Runtime create its session of a model, in another way if it refuses the model (`_create_otherwise`). If it
-    refuses that as well, raise its error, or a ModelError that explains it."""
+    """Let ONNX Runtime create its session of a model. If it refuses the model, try another way (`_create_otherwise`). If it
+    refuses that as well, raise its error, or a ModelError that explains the error."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
         try:
@@ -230,9 +231,10 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
 def _create_otherwise(
     request: SessionRequest, source: Any, create: Callable[..., None], provider_options: Any, error: Exception
 ) -> bool:
-    """Let ONNX Runtime create a session that it refused with an error in another way, and return whether it does. It may refuse
-    a model that runs without other providers, for which it cuts the model into parts that need each other, or without its
-    optimizers of quantization nodes. Raise its second error if it also refuses the model without other providers."""
+    """After ONNX Runtime refused a session with `error`, let it create the session in another way, and return whether that
+    worked. Without other providers it may accept the model, because for other providers it cuts the model into parts that may
+    need each other. Without its optimizers of quantization nodes it may accept the model, too. Raise its second error if it
+    also refuses the model without other providers."""
     if _CIRCLE in str(error) and request.providers and request.other_providers:
         _log.warning("this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", error)
         create(source, [CPU], None)
@@ -259,7 +261,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
-    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: a refused model gives others
+    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # about arguments and providers; a refused model gives others
         return False
     with IMPORTS:
         from ..models import protos
@@ -276,8 +278,8 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
 
 @contextmanager
 def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
-    """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
-    model. Return unused memory to the system before and after."""
+    """While ONNX Runtime opens a model that this package wrote, let the entry for the folder of tensors, if it is set, name the
+    folder of that model. Return unused memory to the system before and after."""
     with options_lock if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
         folder = config_entry(options, TENSORS_FOLDER)
         try:

@@ -68,8 +68,9 @@ def find_replacements(model: onnx.ModelProto, options: onnxruntime.SessionOption
 
 
 def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any) -> frozenset[str]:
-    """Return the initializers in files that were added to the options. ONNX Runtime requires each of them to be in the model,
-    and its error names one that is missing. If an initializer in a file is not added, ONNX Runtime reads the file."""
+    """Return the initializers in files that were added to the options. ONNX Runtime requires every added initializer to be in
+    the model, and its error names one that is missing. If an initializer in a file was not added, ONNX Runtime reads the
+    file."""
     tensors = {tensor.name: _put_in_file(tensor, _NO_FILE) for tensor in _walk_files(model)}
     if not tensors:
         return frozenset()
@@ -99,7 +100,8 @@ def _find_missing(error: Exception, names: Iterable[str]) -> str | None:
 def _find_from_memory(
     model: onnx.ModelProto, options: onnxruntime.SessionOptions, added: Sequence[TensorProto], providers: Any
 ) -> frozenset[str]:
-    """Return the initializers in files, which options with files in memory replace. `added` were added by themselves."""
+    """Return all initializers in files, which options with files in memory replace. `added` are those that were added to the
+    options one by one."""
     for node in model.graph.node:
         if any(uses_external_data(attribute.t) for attribute in node.attribute):
             raise ModelError(
@@ -126,8 +128,8 @@ def _find_replaced(
     added: Sequence[TensorProto],
     providers: Any,
 ) -> frozenset[str]:
-    """Return `in_files`, and the other initializers that `options` replace (``SessionOptions.add_initializer``). In a probe
-    these are empty, and the replaced initializers come out not empty."""
+    """Return `in_files`, and the other initializers that `options` replace (``SessionOptions.add_initializer``). In the probe
+    these initializers are empty, and an output that is not empty was replaced."""
     empty = [tensor for tensor in _make_empty(model) if tensor.name not in in_files]
     names = [tensor.name for tensor in empty]
     if not names:
@@ -137,7 +139,8 @@ def _find_replaced(
 
 
 def make_probe(model: onnx.ModelProto) -> bytes:
-    """Return the probe that tells whether options replace any initializer of a model: the one that comes out not empty."""
+    """Return the probe that tells whether options replace any initializer of a model: a replaced one is not empty in the
+    output."""
     return _write_probe(_make_empty(model))
 
 
@@ -187,7 +190,7 @@ def _put_in_file(tensor: TensorProto, location: str) -> TensorProto:
 
 
 def _write_probe(tensors: Sequence[TensorProto]) -> bytes:
-    """Return a model that outputs initializers. One is added, because a model has to have an output."""
+    """Return a model that outputs these initializers, and one more, because a model has to have an output."""
     tensors = [TensorProto(name=_OWN, data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(tensor.name, tensor.data_type, None) for tensor in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)

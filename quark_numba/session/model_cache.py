@@ -1,8 +1,8 @@
 """A cache of models that are ready for sessions, so that later sessions map them at once.
 
 A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder, which gets its name when
-it is complete, and loses it before it is removed. So processes that use a cache at the same time see an entry whole or not at
-all. An entry with any fault is removed and made again."""
+it is complete, and loses it before it is removed. So processes that use a cache at the same time see either the whole entry or
+no entry. An entry with any fault is removed and made again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 # modification time is the time of the last use.
 _MANIFEST = "kept.json"
 
-# An entry's file that says whose folder it is, and its content. Nothing without it is removed.
+# The file in an entry that marks the folder as this package's, and its content. Folders without this file are never removed.
 _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
 
 # The environment variable for the most gigabytes of a folder, and the default.
@@ -64,8 +64,8 @@ class ModelCache(NamedTuple):
             return None
 
     def find(self, request: SessionRequest) -> Path | None:
-        """Return the place of the entry for a request, going by the recorded states of the model's files, or None if these have
-        changed or were not recorded."""
+        """Return the place of the entry for a request, if the states of the model's files are still the recorded ones. Return
+        None if they have changed or were not recorded."""
         files = cache_keys.recall_files(self.folder, request.path) if request.path is not None else None
         return self._entry(request, files) if files else None
 
@@ -78,10 +78,10 @@ class ModelCache(NamedTuple):
         """Return the model that is kept for a request and the files of its model, the model's own first. If no model is kept,
         build and keep it.
 
-        `build` takes the folder for its temporary folders, None for the default. A path that it returns is in a new folder
-        there, which `_keep` turns into the entry. If a model cannot be kept, the one that another process kept meanwhile is
-        returned. If there is none, a warning names the folder and the reason, and the model is returned as it was built. If it
-        was not built, because of an error of the folder, `build` is called again, for the default folder."""
+        `build` takes the folder for its temporary folders, or None for the default. If it returns a path, the path is in a new
+        folder there, which `_keep` turns into the entry. If the model cannot be kept, a model that another process kept
+        meanwhile is returned. If there is no such model, a warning names the folder and the reason, and the model is returned
+        as it was built. If an error of the folder prevented the build, `build` is called again with the default folder."""
         entry = self._entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
@@ -116,13 +116,13 @@ class ModelCache(NamedTuple):
         return kept
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
-        """Make an entry of a model, and return the model as it is there. The folder of the model's files, which is a temporary
-        one of this cache, gets a marker and a manifest, and is then renamed to the entry. After that the entries that were used
-        least recently are removed, as far as the folder is too large.
+        """Make an entry of a model, and return the model in that entry. The model's files are in a temporary folder of this
+        cache. That folder gets a marker and a manifest, and is then renamed to the entry. If the cache is too large now, the
+        entries that were used least recently are removed.
 
-        `original` is the path of the model that the caller passed, for people who look into the folder. A model of which
-        nothing was written, as it needs no change, is returned as it is. Raise OSError if the entry cannot be written or exists
-        by now, and WriteError if the model must not be kept."""
+        `original` is the path of the model that the caller passed; it is written down for people who look into the folder. A
+        model that needs no change has no files, and is returned as it is. Raise OSError if the entry cannot be written or
+        exists by now, and WriteError if the model must not be kept."""
         if artifact.source is None:
             return artifact
         if artifact.why_not_kept:
@@ -176,8 +176,9 @@ class ModelCache(NamedTuple):
                 record.unlink()
 
     def remove(self, entry: Path) -> bool:
-        """Remove an entry, unless the folder is not from this package. Return whether it is gone. It is moved first: then
-        nobody can put a link in the place of what is being removed, and a killed process leaves no incomplete entry."""
+        """Remove an entry, unless the folder is not from this package. Return whether it is gone. The entry is moved first. So
+        nobody can replace a file by a link while it is being removed, and a killed process does not leave an incomplete
+        entry."""
         if _is_own(entry):
             try:
                 with temporary_folder(self.folder) as place:
@@ -200,8 +201,8 @@ def limit() -> float:
 
 
 def _open(entry: Path) -> Artifact:
-    """Return the model of an entry. Raise an exception of any kind if it has no model, or if it is damaged or belongs to
-    another entry. A file whose state differs from the recorded one has to have the same content."""
+    """Return the model of an entry. Raise an exception of any kind if the entry has no model, or if it is damaged or has
+    another entry's manifest. If the state of a file differs from the recorded state, its content still has to be the same."""
     with open(entry / _MANIFEST, "rb", opener=without_links) as file:
         manifest = json.loads(file.read())
     files, model = manifest["files"], manifest["file"]

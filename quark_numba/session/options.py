@@ -1,4 +1,4 @@
-"""Session options: which entries change a model, and whether options replace its tensors. This module does without onnx and
+"""Session options: which entries change a model, and whether options replace its tensors. This module imports neither onnx nor
 Numba."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import onnxruntime
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, config_entry
 
-# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
-# to the session that optimizes it for the blocked layout, and are part of the key of a kept model. All other entries are only
-# for the session.
+# The entries of session options, in ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
+# to the session that optimizes the model for the blocked layout, and are part of the key of a kept model. All other entries
+# affect only the session that is created.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",
     "mlas.disable_kleidiai",
@@ -59,9 +59,9 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 class Replacements(NamedTuple):
     """What session options put in the place of a model's tensors.
 
-    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
-    `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package
-    makes."""
+    `names` are the tensors that are replaced. `in_files` are those of them that the model has in files; these files are not
+    read and need not exist. `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, even for files
+    of a model that this package writes."""
 
     names: frozenset[str]
     in_files: frozenset[str]
@@ -72,14 +72,14 @@ NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
 
 
 def options_choose_providers(options: onnxruntime.SessionOptions) -> bool:
-    """Return whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others
-    that are given beside them."""
+    """Return whether options choose the execution providers themselves, for example by `add_provider`. ONNX Runtime warns if
+    further providers are given as an argument."""
     return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
 def create_probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
-    """Return a session of a small model, which writes neither a profile nor a model. `providers` are used with options that
-    ONNX Runtime refuses with only the CPU provider, or that choose providers themselves."""
+    """Return a session of a small model, which writes neither a profile nor a model. `providers` are used only if ONNX Runtime
+    refuses the options with the CPU provider alone, or if the options choose providers themselves."""
     with options_lock:
         before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
         try:

@@ -18,8 +18,9 @@ from .request import SessionRequest
 
 class PreparationPlan(NamedTuple):
     """How to prepare a model. `rewrite` is ``optimized`` with the arguments for this model, or None if there is nothing to
-    rewrite. `uses_blocks` says whether its regions are to be in the blocked layout, `compiles_ahead` whether other
-    processes compile its kernels while it is rewritten, and `in_one_file` whether its tensors have to be in the same file."""
+    rewrite. `uses_blocks` says whether the model's regions are to be in the blocked layout. `compiles_ahead` says whether other
+    processes compile the kernels while the model is rewritten. `in_one_file` says whether the model and its tensors have to be
+    in one file."""
 
     rewrite: Callable[[model_files.Source], Optimized] | None
     uses_blocks: bool

@@ -1,4 +1,4 @@
-"""What a caller asks of a session. This module does without onnx and Numba."""
+"""What a caller asks of a session. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_mo
 class SessionRequest(NamedTuple):
     """The arguments of an ``InferenceSession``, which explains them.
 
-    `ort_arguments` are those that ONNX Runtime takes only by name. Two fields are set later: `replaced` is what the
+    `ort_arguments` are the arguments that ONNX Runtime takes only by name. Two fields are set later: `replaced` is what the
     options put in the place of tensors of the model, None until then; `is_native` is whether the operators are registered
     natively."""
 
@@ -73,8 +73,8 @@ class SessionRequest(NamedTuple):
 
     @property
     def other_providers(self) -> list[str]:
-        """The names of the execution providers beside the CPU provider. Options that choose some do not tell which: any
-        provider of this build is possible, or one of another library."""
+        """The names of the execution providers other than the CPU provider. If the options choose providers, ONNX Runtime does
+        not say which ones: any provider of this build is possible, or one of another library."""
         names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
         chosen = ["one that the options choose", *beside_cpu(available())] if options_choose_providers(self.options) else []
         return [*beside_cpu(names), *chosen]
@@ -87,7 +87,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def takes_all_qdq(self) -> bool:
-        """Return whether this package runs all of ONNX's own quantization nodes, by `qdq` or since the options say so."""
+        """Return whether this package runs all of ONNX's own quantization nodes, because `qdq` or the options say so."""
         return self.qdq == "float" or (self.qdq == "auto" and bool(config_entry(self.options, FLOAT_QDQ)))
 
     def register(self) -> SessionRequest:
