@@ -539,18 +539,18 @@ def compile_upward():
 
 OBJECT = """
 import shutil
-import llvmlite.binding as ll
 from pathlib import Path
-from types import SimpleNamespace
-from quark_numba.compiling.cache import object_of, place
+from quark_numba.compiling import cache
+from quark_numba.compiling.object_files import ObjectFile
 from quark_numba.ort import callbacks
 
 addresses = [callbacks.compiled(function) for function in callbacks.SHARED[:COUNT][::-1]]
 for path in Path(OTHER).rglob("*.kernel"):
-    shutil.copy(path, place().folder)
-symbol, _, bitcode = object_of(addresses[-1])
-assert not ll.parse_bitcode(bitcode).get_function(symbol).is_declaration
-print(symbol)
+    shutil.copy(path, cache.place().folder)
+file, _, name = cache.reference_of(addresses[-1]).partition("#")
+made = ObjectFile.of_bytes(cache._verified((cache.place().folder / file).read_bytes()))
+assert made.load()[name]
+print(made.symbols[name])
 """
 
 
