@@ -338,7 +338,7 @@ def run_region(program: Any, inputs: list[np.ndarray]) -> np.ndarray:
 
 
 def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
-    """Return the fields of a record, from numpy's steps, for a y of the shape of the first input."""
+    """Return the fields of a record, from numpy's strides, for a y of the shape of the first input."""
     y, dimensions = inputs[0], GPU_LOOPS
     shape = (1,) * (dimensions - y.ndim) + y.shape
     order, lengths, strided = [*range(dimensions)], [*shape], {}
@@ -354,8 +354,8 @@ def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
             strided[str(k)] = x if axis is None else x.reshape(-1, *[1] * (-1 - axis))
             fields["full"] |= (x.size == y.size) << k
     for name, x in strided.items():
-        steps = [step // x.itemsize for step in np.broadcast_to(x, shape).strides]
-        fields |= {f"step{name}_{d}": steps[each] for d, each in enumerate(order)}
+        strides = [stride // x.itemsize for stride in np.broadcast_to(x, shape).strides]
+        fields |= {f"stride{name}_{d}": strides[each] for d, each in enumerate(order)}
     return fields | {f"length{d}": lengths[each] for d, each in enumerate(order)}
 
 
