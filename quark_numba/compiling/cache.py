@@ -145,10 +145,10 @@ def find_record(name: str) -> Any:
 
 
 def keep_record(name: str, content: Any) -> None:
-    """Keep content for JSON under a name, unless there is some, Numba compiles for another processor than this one, or it has
-    settings of the user."""
+    """Keep content for JSON under a name for which `find_record` found none, or nothing that could be used. Keep nothing if
+    Numba compiles for another processor than this one, or has settings of the user."""
     record = _File(_record_name(name))
-    if not is_plain(loaded=True) or not record.is_written or record.read(_processor(), json.loads) is not None:
+    if not is_plain(loaded=True) or not record.is_written:
         return
     from numba.core.registry import cpu_target
 

@@ -64,8 +64,11 @@ def descriptions(release: tuple[int, ...], describe: Callable[[tuple[int, ...]],
         return describe(release)
     if release not in _descriptions:
         name = f"ort_descriptions_{'.'.join(map(str, release))}"
-        _descriptions[release] = [Description(*fields) for fields in find_record(name) or ()] or describe(release)
-        keep_record(name, _descriptions[release])
+        if kept := find_record(name):
+            _descriptions[release] = [Description(*fields) for fields in kept]
+        else:
+            _descriptions[release] = describe(release)
+            keep_record(name, _descriptions[release])
     return _descriptions[release]
 
 
