@@ -86,7 +86,8 @@ def _count_threads() -> int:
     from ..compiling.user_folder import is_plain
 
     if is_plain():
-        return int(os.environ.get("NUMBA_NUM_THREADS", 0)) or number_of_processors()
+        given = os.environ.get("NUMBA_NUM_THREADS", "")
+        return (int(given) if given.isdecimal() else 0) or number_of_processors()  # as Numba, which ignores what is no number
     import numba
 
     return int(numba.get_num_threads())
