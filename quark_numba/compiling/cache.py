@@ -55,6 +55,10 @@ before_compiling: list[Callable[[], None]] = []
 # Whether a session waits for functions that may have to be compiled. It contains True until the first one is compiled.
 _waiting: set[bool] = set()
 
+# Whether functions are compiled for another machine: it contains True from then on. Such functions have files as Numba keeps
+# them, since their object files cannot be loaded here.
+_elsewhere: set[bool] = set()
+
 # Whether a file could not be written: it contains True from then on. Then waiting for the files of other processes is in vain,
 # too.
 _unwritten: set[bool] = set()
@@ -66,6 +70,11 @@ def session_waits() -> None:
     _waiting.add(True)
 
 
+def compile_elsewhere() -> None:
+    """Keep functions for C as Numba does from now on, as they are compiled for another machine."""
+    _elsewhere.add(True)
+
+
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
 # name is not used.
 _LONGEST_NAME = 120
@@ -74,10 +83,11 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
-    compiler._cache = file = (_File if signature else _FileForC)(compiler.__qualname__)
+    is_loaded = not signature and not _elsewhere
+    compiler._cache = file = (_FileForC if is_loaded else _File)(compiler.__qualname__)
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
-    if file.path and not signature:
+    if file.path and is_loaded:
         _add_functions(file.path.name, {"": compiler.address})
 
 

@@ -15,6 +15,8 @@ import llvmlite.binding as ll
 from llvmlite import ir
 from numba.core import codegen, config
 
+from . import cache
+
 
 class Machine(NamedTuple):
     """A system and a processor, by LLVM's names."""
@@ -78,6 +80,7 @@ def begin(machine: Machine) -> None:
     ll.create_mcjit_compiler = lambda module, target_machine, **_: target_machine
     config.CPU_NAME, config.CPU_FEATURES = machine.cpu, machine.features
     codegen.JitEngine, codegen.JITCPUCodegen = _Engine, Codegen
+    cache.compile_elsewhere()
 
 
 def symbol_of(address: int) -> str:
