@@ -40,6 +40,7 @@ SECONDS_FOR_TWO_THREADS, SLOWER_ON_TWO_THREADS = 1e-3, 1.1
 # What the numbers of tables are, in the header of the first column.
 RATE, MODEL = "billion elements a second (more is better)", "latency / float model (less is better)"
 KEEPING = f"{SESSION} with cache=True"
+FILLED, EMPTY, PROCESSOR_TIME = "start-up, cache filled", "start-up, cache empty", ", processor time"
 FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", MODEL)
 # An optimized model is called as fast as the float model up to this multiple of its latency.
 AS_FAST = 1.1
@@ -89,7 +90,10 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if "briefly" not in test:
             info = benchmark["extra_info"]
             key = benchmark["group"], info.get("contender", "")
-            seconds[Path(file).stem.removeprefix("test_")][key] += info.get("seconds") or [benchmark["stats"]["median"]]
+            of_file = seconds[Path(file).stem.removeprefix("test_")]
+            of_file[key] += info.get("seconds") or [benchmark["stats"]["median"]]
+            if processor_seconds := info.get("processor seconds"):
+                of_file[f"{key[0]}{PROCESSOR_TIME}", key[1]].append(processor_seconds)
     for name, found in seconds.items():
         groups: dict[str, dict[str, float]] = {}
         for (group, who), values in found.items():
@@ -539,14 +543,15 @@ def _targets(kept: Kept) -> Iterator[str]:
     ]
     header = ["target", "measured", "why"]
     yield from table([MODEL, *header], rows)
-    compiling = "[compiling](#a-first-session)"
-    steps = [
-        ("a first session, bfloat16", "1.5 s", "InferenceSession, bf16 model, cache empty", compiling),
-        ("a first session, MX9", "2.5 s", "InferenceSession, MX9 model, cache empty", compiling),
-        ("a first call with a filled cache", "0.23 s", "first call, cache filled", "[importing Numba](#operators)"),
+    bf16, mx9 = (f"{SESSION}, {model} model" for model in ("bf16", "MX9"))
+    later = start_up.groups[FILLED][bf16] / start_up.groups[FILLED][FLOAT]
+    first, second = (f"{digits(start_up.groups[EMPTY][who])} s" for who in (bf16, mx9))
+    rows = [
+        ["a first session, bfloat16", "1.5 s", first, "[compiling](#a-first-session)"],
+        ["a first session, MX9", "2.5 s", second, "[compiling](#a-first-session)"],
+        ["a later session / ONNX Runtime's of the float model", "5 ×", f"{digits(later)} ×", "[importing](#a-later-session)"],
     ]
-    found = [[label, target, f"{digits(start_up.get(f'start-up: {step}'))} s", why] for label, target, step, why in steps]
-    yield from table(["start-up (less is better)", *header], found)
+    yield from table(["a process that makes a session (less is better)", *header], rows)
     faster = operators.get(float8, "onnxruntime") / operators.get(float8, DROP_IN)
     row = ["quantize float8e4m3fn", "20 ×", f"{digits(faster)} ×", "[a division for each element](#float8)"]
     yield from table(["speed-up over ONNX Runtime's operator (more is better)", *header], [row])
@@ -596,35 +601,37 @@ def _front(kept: Kept) -> Iterator[str]:
     yield from _note(results)
 
 
-def _start(kept: Kept, who: str, cache: str) -> str:
-    """Return the time until a session of the classifier can run, in bfloat16 and in MX9."""
-    found = [kept["start_up"].get(f"start-up: {who}, {model} model, cache {cache}") for model in ("bf16", "MX9")]
-    bfloat16, mx9 = (f"{digits(each)} s" if each else "" for each in found)
+def _start(kept: Kept, who: str, group: str) -> str:
+    """Return the time of a process that makes a session of the classifier, in bfloat16 and in MX9."""
+    bfloat16, mx9 = (f"{digits(kept['start_up'].groups[group][f'{who}, {model} model'])} s" for model in ("bf16", "MX9"))
     return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
 
 
 def _front_start_up(kept: Kept) -> Iterator[str]:
-    """Yield the times until a session can run, as an item of a list."""
-    first, later = (_start(kept, SESSION, cache) for cache in ("empty", "filled"))
-    yield f"- The first `InferenceSession` of the classifier takes {first}, most of which is compiling."
-    yield f"  Later ones take {later}, or {_start(kept, KEEPING, 'filled')} with `cache=True`, imports included."
+    """Yield the times of processes that make a session, as an item of a list."""
+    first, later, kept_model = (_start(kept, *each) for each in ((SESSION, EMPTY), (SESSION, FILLED), (KEEPING, FILLED)))
+    theirs = kept["start_up"].groups[FILLED][FLOAT]
+    yield f"- The first process that makes an `InferenceSession` of the classifier takes {first}, most of which is compiling."
+    yield f"  Later ones take {later}, or {kept_model} with `cache=True`."
+    yield f"  A process with ONNX Runtime's session of the float model takes {digits(theirs)} s."
     yield ""
 
 
 def _kept_models(kept: Kept) -> Iterator[str]:
     """Yield what a kept model saves."""
-    yield f"The session of the classifier starts in {_start(kept, KEEPING, 'filled')},"
-    yield f"imports included, and in {_start(kept, SESSION, 'filled')} without `cache`."
+    yield f"A process that makes a session of the classifier takes {_start(kept, KEEPING, FILLED)},"
+    yield f"and {_start(kept, SESSION, FILLED)} without `cache`."
     yield ""
 
 
 def _start_up(results: Results) -> Iterator[str]:
-    rows = [
-        [group.removeprefix("start-up: "), f"{digits(each)} s"]
-        for group, found in results.groups.items()
-        for each in found.values()
-    ]
-    yield from table(["step", "time (less is better)"], rows)
+    theirs = results.groups[FILLED][FLOAT]
+    groups = EMPTY, f"{EMPTY}{PROCESSOR_TIME}", FILLED
+    rows = []
+    for who, later in results.groups[FILLED].items():
+        rows.append([who, *(f"{digits(results.groups[group][who])} s" for group in groups), f"{digits(later / theirs)} ×"])
+    header = ["process (less is better)", "cache empty", "its processor time", "cache filled", f"cache filled / {FLOAT} model"]
+    yield from table(header, rows)
 
 
 def _kept() -> Kept:
