@@ -178,7 +178,7 @@ def test_commands(made, words, slow):
     code += f"sys.argv = ['quark-numba', *{words}]\nfrom quark_numba.__main__ import main\nsys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], env=made.env(), capture_output=True, text=True, check=True)
     assert done.stdout
-    assert done.stderr == "set()\n"
+    assert done.stderr.splitlines()[-1] == "set()"  # importing onnxruntime may print lines of its own
 
 
 def test_options_that_replace_no_initializer(made):
@@ -267,6 +267,7 @@ def test_files_that_another_user_could_have_written(copy, name, change):
     copy.check("drop-in", None)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs owners and modes of files")
 def test_a_folder_that_others_can_write_to(copy):
     """It is closed to them, and what is in it is not used: they could have written it."""
     copy.kernels.chmod(0o777)
