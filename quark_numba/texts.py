@@ -18,15 +18,28 @@ _LONG_COLUMNS, WIDTH = ("why", "change", "changes", "run by", "used by"), 72
 ENDLESS = 1 << 16
 
 
+class Folded(str):
+    """The text of a cell, which a page unfolds to a list of items."""
+
+    items: Sequence[str]
+
+    def __new__(cls, text: str, items: Sequence[str]) -> Folded:
+        folded = super().__new__(cls, text)
+        folded.items = items
+        return folded
+
+
 @dataclass(frozen=True)
 class Table:
     """A table. Without rows, the text `none` follows the title. Columns whose name begins with ">" are aligned to the right.
-    Columns of sentences and lists are folded between words; on a terminal, so is any column that does not fit."""
+    Columns of sentences and lists are folded between words; on a terminal, so is any column that does not fit. `about` is what
+    a page says below the title."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     none: str = "none"
+    about: str = ""
 
     def print_on(self, console: Console) -> None:
         from rich.table import Table as RichTable

@@ -20,12 +20,13 @@ from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
 from ..texts import as_text
-from . import html_tables, text_tables
+from . import result_tables
 from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
 from .experiments.what_if import WhatIf
+from .html_tables import as_html
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
@@ -46,10 +47,10 @@ class Analysis(AnalysisFields):
         return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
 
     def __str__(self) -> str:
-        return as_text([*text_tables.of_analysis(self, text_tables.TOP), *text_tables.left_out(self.failed)])
+        return as_text([*result_tables.of_analysis(self, result_tables.TOP), *result_tables.left_out(self.failed)])
 
     def _repr_html_(self) -> str:
-        return html_tables.of_analysis(self)
+        return as_html([*result_tables.of_analysis(self), *result_tables.left_out(self.failed)])
 
 
 @dataclass

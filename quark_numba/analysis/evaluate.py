@@ -17,7 +17,8 @@ from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from ..texts import as_text
-from . import html_tables, text_tables
+from . import result_tables
+from .html_tables import as_html
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
@@ -34,10 +35,10 @@ class Evaluation(EvaluationFields):
         return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
 
     def __str__(self) -> str:
-        return as_text([*text_tables.of_evaluation(self), *text_tables.left_out(self.failed)])
+        return as_text([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
 
     def _repr_html_(self) -> str:
-        return html_tables.of_evaluation(self)
+        return as_html([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
 
 
 @dataclass

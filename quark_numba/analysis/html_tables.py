@@ -1,114 +1,23 @@
-"""The tables of results in HTML, for the page and for notebooks. They have no script and no plots; all texts are escaped."""
+"""Tables in HTML, for the page and for notebooks. They have no script and no plots; all texts are escaped."""
 
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
-from ..errors import counted
-from ..texts import printable
-from . import text_tables
-
-if TYPE_CHECKING:
-    from .measures.outputs import OutputError
-    from .results import AnalysisFields, EvaluationFields
+from ..texts import Folded, Table, printable
 
 # Inline styles, because notebooks lack the style sheet of the page.
 _BOX = "overflow:auto;max-height:36rem"
 
 
-def of_evaluation(evaluation: EvaluationFields) -> str:
-    parts = [_outputs("Quantized model, against the reference", evaluation.outputs), _not_compared(evaluation.not_compared)]
-    figures = table(("figure", "value"), text_tables.figures(evaluation), (str, str))
-    labels = _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
-    return section("Outputs", "".join(parts) + figures) + labels + left_out(evaluation.failed)
-
-
-def of_analysis(analysis: AnalysisFields) -> str:
-    sections = (outputs(analysis), tensors(analysis), effects(analysis), trade_offs(analysis), unmatched(analysis))
-    return samples(analysis) + "".join(sections) + left_out(analysis.failed)
-
-
-def samples(analysis: AnalysisFields) -> str:
-    return paragraph(f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}")
-
-
-# Sections. A section with nothing to show is "".
-
-
-def outputs(analysis: AnalysisFields) -> str:
-    parts = [_outputs("Quantized model, against the reference", analysis.outputs)]
-    if analysis.twin:
-        parts.append(_outputs("Without its quantization nodes, against the reference", analysis.twin))
-    if analysis.optimizations:
-        title = "With ONNX Runtime’s optimizations, against the model without them, in the first batch"
-        parts.append(_outputs(title, analysis.optimizations))
-    return section("Outputs", "".join(parts) + _not_compared(analysis.not_compared))
-
-
-def tensors(analysis: AnalysisFields) -> str:
-    formats = list(dict.fromkeys(name for entry in analysis.tensors for name in entry.what_if))
-    columns = (
-        *("tensor", "kind", "type", "own, dB", "inherited, dB", "both, dB", "cosine", "largest error"),
-        *("saturated", "to zero", "range used", "place", "made by", "used by"),
-        *(f"as {name}, dB" for name in formats),
-    )
-    formatters: list[Callable[[Any], str]] = [str, str, str, _db, _db, _db, _cosine]
-    formatters += [_small, _share, _share, _share, lambda value: str(value), str, str, *[_db] * len(formats)]
-    rows = [
-        (
-            *(entry.name, entry.kind, entry.type, entry.own_sqnr_db, entry.inherited_sqnr_db, entry.sqnr_db, entry.cosine),
-            *(entry.max_abs_error, entry.saturated, entry.flushed_to_zero, entry.range_used, entry.place, entry.made_by),
-            _few(entry.used_by),
-            *(entry.what_if.get(name) for name in formats),
-        )
-        for entry in analysis.tensors
-    ]
-    about = (
-        "Three ratios of each tensor. Own: the error of this rounding alone. Inherited: the error before it is rounded. Both: "
-        "the inherited error and its own, after rounding."
-    )
-    return section("Quantized tensors", table(columns, rows, formatters), about)
-
-
-def effects(analysis: AnalysisFields) -> str:
-    if not analysis.sweep:
-        return ""
-    rows = [(effect.name, effect.on_sqnr_db, effect.off_sqnr_db) for effect in analysis.sweep]
-    columns = ("name", "only this quantized, dB", "only this in float, dB")
-    about = "The least SQNR of all outputs, with only this quantized, and with only this in float."
-    return section("Effects on the outputs", table(columns, rows, (str, _db, _db)), about)
-
-
-def trade_offs(analysis: AnalysisFields, plot: str = "") -> str:
-    if not analysis.trade_offs:
-        return ""
-    columns = ("point", "kB per sample", "SQNR, dB", "changes")
-    rows = [(index, point.bits / 8e3, point.sqnr_db, point.choices) for index, point in enumerate(analysis.trade_offs)]
-    return section(
-        "Trade-offs",
-        plot + table(columns, rows, (str, lambda value: f"{value:,.1f}", _db, _changes)),
-        "The line starts with the least noise for each tensor and ends with the fewest bits. Each step takes bits from the "
-        "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured. Points that "
-        "another one beats in both are left out.",
-    )
-
-
-def unmatched(analysis: AnalysisFields) -> str:
-    return _reasons("Not measured, or not in full", "name", analysis.unmatched)
-
-
-def left_out(failed: Mapping[str, str]) -> str:
-    return _reasons("Batches that are left out", "batch", failed)
-
-
-# Parts of sections.
+def as_html(tables: Iterable[Table]) -> str:
+    return "".join(section(table.title, _table(table), table.about) for table in tables)
 
 
 def section(title: str, content: str, about: str = "") -> str:
-    return f"<section><h2>{escaped(title)}</h2>{paragraph(about) if about else ''}{content}</section>"
+    heading = f"<h2>{escaped(title)}</h2>" if title else ""
+    return f"<section>{heading}{paragraph(about) if about else ''}{content}</section>"
 
 
 def paragraph(text: str) -> str:
@@ -120,82 +29,21 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], formatters: Sequence[Callable[[Any], str]]) -> str:
-    """Return an HTML table, or a word if it has no rows. Columns of numbers are sorted by the `data-v` of their cells."""
-    if not rows:
-        return paragraph("None.")
-    head = "".join(
-        f'<th scope="col"{"" if formatter is str else " class=n"}>{escaped(column)}</th>'
-        for column, formatter in zip(columns, formatters, strict=True)
-    )
-    lines = []
-    for row in rows:
-        cells = []
-        for value, formatter in zip(row, formatters, strict=True):
-            if formatter is str:
-                cells.append(f"<td>{escaped(str(value))}</td>")
-            else:
-                key = len(value) if isinstance(value, dict) else "" if value is None else str(value)
-                key = {"inf": "1e999", "-inf": "-1e999", "nan": "-1e999"}.get(str(key), key)
-                cells.append(f'<td class=n data-v="{key}">{formatter(value)}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="wide" style="{_BOX}"><table>{body}</table></div>'
+def _table(table: Table) -> str:
+    """Return a table, or a word if it has no rows. The page sorts the columns of the class "n" as numbers."""
+    if not table.rows:
+        return paragraph(table.none)
+    kinds = [" class=n" if column.startswith(">") else "" for column in table.columns]
+    columns = [escaped(column.removeprefix(">")) for column in table.columns]
+    head = "".join(f'<th scope="col"{kind}>{column}</th>' for kind, column in zip(kinds, columns, strict=True))
+    rows = ("".join(f"<td{kind}>{_cell(text)}</td>" for kind, text in zip(kinds, row, strict=True)) for row in table.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    return f'<div class="wide" style="{_BOX}"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
-def _outputs(title: str, rows: Sequence[OutputError]) -> str:
-    """Return the table of the outputs' errors. The last columns are those of `evaluate`."""
-    columns = {
-        "SQNR, dB": ("sqnr_db", _db),
-        "cosine": ("cosine", _cosine),
-        "largest error": ("max_abs_error", _small),
-        "mean error": ("mean_abs_error", _small),
-        "same top": ("same_top", _percent),
-        "accuracy": ("accuracy", _percent),
-        "reference’s": ("reference_accuracy", _percent),
-    }
-    columns = {name: each for name, each in columns.items() if any(getattr(output, each[0]) is not None for output in rows)}
-    cells = [(output.name, *(getattr(output, field) for field, _ in columns.values())) for output in rows]
-    formatters: list[Callable[[Any], str]] = [str, *(formatter for _, formatter in columns.values())]
-    return f"<h3>{title}</h3>" + table(("output", *columns), cells, formatters)
-
-
-def _not_compared(reasons: Mapping[str, str]) -> str:
-    return "<h3>Not compared</h3>" + table(("output", "why"), [*reasons.items()], (str, str)) if reasons else ""
-
-
-def _reasons(title: str, what: str, reasons: Mapping[str, str]) -> str:
-    return section(title, table((what, "why"), [*reasons.items()], (str, str))) if reasons else ""
-
-
-def _db(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if math.isfinite(value) else {math.inf: "∞", -math.inf: "−∞"}.get(value, "NaN")
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else "0" if value == 0 else "&lt;0.1%" if value < 0.001 else f"{value:.1%}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2%}"
-
-
-def _cosine(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
-
-
-def _small(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _changes(choices: dict[str, str]) -> str:
-    if not choices:
-        return ""
-    names = "".join(f"<li>{escaped(name)} → {escaped(to)}</li>" for name, to in choices.items())
-    return f"<details><summary>{counted(len(choices), 'tensor')}</summary><ul>{names}</ul></details>"
+def _cell(text: str) -> str:
+    if not isinstance(text, Folded) or not text.items:
+        return escaped(text)
+    items = "".join(f"<li>{escaped(item)}</li>" for item in text.items)
+    return f"<details><summary>{escaped(text)}</summary><ul>{items}</ul></details>"

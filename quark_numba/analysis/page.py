@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, counted
-from . import html_tables
+from . import html_tables, result_tables
 from .analyze import Analysis
 from .experiments.histograms import Histogram
 
@@ -48,13 +48,14 @@ def page(analysis: Analysis, title: str) -> str:
     with pyplot.rc_context(_PLOTS):
         sections = "".join(_sections(pyplot, analysis))
     title = html_tables.escaped(title)
-    body = f"<header><h1>{title}</h1>{html_tables.samples(analysis)}</header><main>{sections}</main>"
+    data = f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}"
+    body = f"<header><h1>{title}</h1>{html_tables.paragraph(data)}</header><main>{sections}</main>"
     template = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(title=title, body=body)
 
 
 def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
-    yield html_tables.outputs(analysis)
+    yield html_tables.as_html(result_tables.of_outputs(analysis))
     yield html_tables.section(
         "Through the model",
         _profile(pyplot, analysis),
@@ -62,9 +63,10 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
         "Inherited: the error before it is rounded, from the tensors before it. Own: the error of this rounding alone. "
         "A lower ratio is worse; the infinite ratio of an exact tensor is not drawn.",
     )
-    yield html_tables.tensors(analysis)
-    yield html_tables.effects(analysis)
-    yield html_tables.trade_offs(analysis, _trade_offs(pyplot, analysis) if analysis.trade_offs else "")
+    yield html_tables.as_html([result_tables.tensors(analysis), *result_tables.effects(analysis)])
+    if analysis.trade_offs:
+        yield html_tables.as_html(result_tables.trade_offs(analysis))
+        yield _trade_offs(pyplot, analysis)
     if analysis.histograms:
         plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
         yield html_tables.section(
@@ -73,8 +75,7 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
             "The worst tensors in the float model, in the first batch. The marks below a histogram are the values of the "
             "tensor’s type. Elements in shaded areas saturate.",
         )
-    yield html_tables.unmatched(analysis)
-    yield html_tables.left_out(analysis.failed)
+    yield html_tables.as_html([*result_tables.unmatched(analysis), *result_tables.left_out(analysis.failed)])
 
 
 def check_plots() -> Any:

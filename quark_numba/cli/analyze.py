@@ -27,12 +27,12 @@ _EXCLUDED = 5
 
 
 def add_parser(commands: Any) -> None:
-    from ..analysis import text_tables
+    from ..analysis import result_tables
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
     arguments.add_threads(parser)
-    arguments.add_top(parser, text_tables.TOP)
+    arguments.add_top(parser, result_tables.TOP)
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -73,7 +73,7 @@ def _formats() -> Iterable[str]:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from ..analysis import text_tables
+    from ..analysis import result_tables
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
     from ..models import files
@@ -104,7 +104,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
-        print_tables(text_tables.of_analysis(analysis, options.top))
+        print_tables(result_tables.of_analysis(analysis, options.top))
     return fails_below(options, analysis)
 
 

@@ -72,7 +72,7 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from ..analysis import text_tables
+    from ..analysis import result_tables
     from ..analysis.evaluate import evaluate
     from ..running.data import load_function
 
@@ -96,7 +96,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **fields})
     else:
-        print_tables(text_tables.of_evaluation(evaluation))
+        print_tables(result_tables.of_evaluation(evaluation))
     return fails_below(options, evaluation)
 
 

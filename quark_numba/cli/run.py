@@ -214,7 +214,7 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str
 
 
 def _print(options: argparse.Namespace, report: dict[str, Any], optimized: Artifact | None) -> None:
-    from ..analysis import text_tables
+    from ..analysis import result_tables
 
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
@@ -232,7 +232,7 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimized: Artif
         print_left(optimized)
     if reference:
         _print_errors("Difference from the reference", reference["outputs"])
-        print_tables(text_tables.not_compared(reference["not_compared"]))
+        print_tables(result_tables.not_compared(reference["not_compared"]))
     if expected:
         holds = "within" if expected["holds"] else "beyond"
         title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"

@@ -163,8 +163,14 @@ def test_results_in_a_notebook():
         assert "\n" not in repr(result)
         assert re.search(r"Batches that are left out\n.*│ batch 2 │ <b>", str(result), re.DOTALL)
     assert {escaped(name) for name in NAMES} <= {*Parsed(found._repr_html_()).of("td")}
-    titles = ["Outputs", "Quantized tensors", "Effects on the outputs", "Trade-offs", "Batches that are left out"]
-    assert Parsed(found._repr_html_()).of("h2") == titles
+    titles = [
+        "Quantized model",
+        "Quantized tensors",
+        "Least SQNR of the outputs",
+        "Best trade-offs",
+        "Batches that are left out",
+    ]
+    assert [title.split(",")[0] for title in Parsed(found._repr_html_()).of("h2")] == titles
     assert repr(found) == f"<Analysis of {len(NAMES)} tensors and 1 output, over 1 sample>"
     assert repr(evaluation) == "<Evaluation of 1 output, over 1 sample>"
     assert len(repr(found.histograms[0])) < 200

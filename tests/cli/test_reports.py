@@ -12,11 +12,12 @@ from textline import path_of
 
 import quark_numba
 from quark_numba import texts
-from quark_numba.analysis import html_tables
+from quark_numba.analysis.html_tables import as_html
 from quark_numba.analysis.twin import float_twin
 from quark_numba.cli import inventory, printing
 from quark_numba.errors import counted
 from quark_numba.models.model_files import Source
+from quark_numba.texts import Table
 
 BORDERS = "┏┡└│"
 
@@ -61,7 +62,7 @@ def test_a_float_model_is_told(command, tmp_path, capsys, terminal):
     if command == "analyze":
         terminal.text(command, path, "--random", "1", "--csv", tmp_path / "t.csv")
         assert (tmp_path / "t.csv").read_text().startswith("name,place,kind,type,")
-        assert html_tables.table(("tensor",), [], (str,)) == "<p>None.</p>"
+        assert "<p>none</p>" in as_html([Table("Quantized tensors", ["tensor"], [])])
     with pytest.warns(UserWarning, match="has no quantization nodes: its float model is the model itself"):
         getattr(quark_numba, command)(path, quark_numba.RandomData(1))
     terminal.text(command, add(tmp_path / "q.onnx", quantized=True), "--random", "1")  # without a warning

@@ -1,0 +1,163 @@
+"""The tables of results, for the command, for `print`, for the page and for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import counted
+from ..texts import Folded, Table, cell
+
+if TYPE_CHECKING:
+    from .measures.outputs import OutputError
+    from .measures.tensors import QuantizedTensor
+    from .results import AnalysisFields, EvaluationFields
+
+# The default number of rows in the tables of nodes and tensors.
+TOP = 20
+
+# The columns of the table of tensors that only a page has room for.
+_WIDE = (">cosine", ">largest error", ">place", "made by")
+
+
+def of_evaluation(evaluation: EvaluationFields) -> Iterator[Table]:
+    yield outputs("Quantized model, against the reference", evaluation.outputs)
+    yield from not_compared(evaluation.not_compared)
+    yield Table("", ["", ""], _figures(evaluation))
+    yield from _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
+
+
+def _figures(evaluation: EvaluationFields) -> list[list[str]]:
+    """Return the names and values of the figures that do not belong to one output."""
+    return [
+        ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
+        ["samples a second", f"{evaluation.samples_per_second:.0f}"],
+        ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
+        *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
+        *(
+            [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
+            for output in evaluation.outputs
+            if output.ignored
+        ),
+    ]
+
+
+def of_analysis(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+    """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
+    yield from of_outputs(analysis)
+    yield tensors(analysis, top)
+    yield from effects(analysis, top)
+    yield from trade_offs(analysis)
+    yield from unmatched(analysis, top)
+
+
+def of_outputs(analysis: AnalysisFields) -> Iterator[Table]:
+    yield outputs("Quantized model, against the reference", analysis.outputs)
+    yield from not_compared(analysis.not_compared)
+    if analysis.twin:
+        yield outputs("Without its quantization nodes, against the reference", analysis.twin)
+    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
+        title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
+        yield outputs(title, analysis.optimizations)
+
+
+def left_out(failed: Mapping[str, str]) -> Iterator[Table]:
+    """Yield the table of the batches that were left out, if any."""
+    yield from _reasons("Batches that are left out", "batch", failed)
+
+
+def not_compared(reasons: Mapping[str, str]) -> Iterator[Table]:
+    """Yield the table of the outputs that cannot be compared, with the reasons, if there are any."""
+    yield from _reasons("Outputs that are not compared", "output", reasons)
+
+
+def _reasons(title: str, what: str, reasons: Mapping[str, str]) -> Iterator[Table]:
+    if reasons:
+        yield Table(title, [what, "why"], [[*item] for item in reasons.items()])
+
+
+def outputs(title: str, rows: Sequence[OutputError]) -> Table:
+    """Return the table of the outputs' errors, without empty columns."""
+    columns = {
+        "SQNR, dB": lambda output: cell(output.sqnr_db, ".1f"),
+        "cosine": lambda output: cell(output.cosine, ".6f"),
+        "largest error": lambda output: cell(output.max_abs_error, ".3g"),
+        "mean error": lambda output: cell(output.mean_abs_error, ".3g"),
+        "same top": lambda output: cell(output.same_top, ".2%"),
+        "accuracy": lambda output: cell(output.accuracy, ".2%"),
+        "reference's": lambda output: cell(output.reference_accuracy, ".2%"),
+    }
+    columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, rows))}
+    cells = [[output.name, *(text(output) for text in columns.values())] for output in rows]
+    return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
+
+
+def tensors(analysis: AnalysisFields, top: int | None = None) -> Table:
+    formats = dict.fromkeys(name for row in analysis.tensors for name in row.what_if)
+    columns: dict[str, Callable[[QuantizedTensor], str]] = {
+        "tensor": lambda row: row.name,
+        "kind": lambda row: row.kind,
+        "type": lambda row: row.type,
+        ">own, dB": lambda row: cell(row.own_sqnr_db, ".1f"),
+        ">inherited, dB": lambda row: cell(row.inherited_sqnr_db, ".1f"),
+        ">both, dB": lambda row: cell(row.sqnr_db, ".1f"),
+        ">cosine": lambda row: cell(row.cosine, ".6f"),
+        ">largest error": lambda row: cell(row.max_abs_error, ".3g"),
+        ">saturated": lambda row: cell(row.saturated, ".1%"),
+        ">to zero": lambda row: cell(row.flushed_to_zero, ".1%"),
+        ">range used": lambda row: cell(row.range_used, ".1%"),
+        ">place": lambda row: str(row.place),
+        "made by": lambda row: row.made_by,
+        "used by": lambda row: _few(row.used_by),
+        **{f">{name}": _what_if(name) for name in formats},
+    }
+    if top is not None:
+        columns = {name: text for name, text in columns.items() if name not in _WIDE}
+    rows = [[text(row) for text in columns.values()] for row in analysis.tensors[:top]]
+    title = "Quantized tensors"
+    if rows:
+        shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
+        over = counted(analysis.samples, "sample")
+        title += f", {shown}, over {over}: SQNR of the own error, the inherited error, and both"
+    about = "Own: the error of this rounding alone. Inherited: the error before it is rounded. Both: the error after rounding."
+    return Table(title, [*columns], rows, about=about)
+
+
+def _what_if(name: str) -> Callable[[QuantizedTensor], str]:
+    return lambda row: cell(row.what_if.get(name), ".1f")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def effects(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+    if analysis.sweep:
+        rows = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]
+        columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
+        yield Table("Least SQNR of the outputs, the worst first", columns, rows)
+
+
+def trade_offs(analysis: AnalysisFields) -> Iterator[Table]:
+    if analysis.trade_offs:
+        rows = []
+        for point in analysis.trade_offs:
+            changes = ", ".join(f"{count} to {name}" for name, count in Counter(point.choices.values()).items())
+            folded = Folded(changes, [f"{name} → {to}" for name, to in point.choices.items()])
+            rows.append([f"{point.bits / 8e3:,.1f}", cell(point.sqnr_db, ".1f"), folded])
+        columns = [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"]
+        about = (
+            "The line starts with the least noise for each tensor and ends with the fewest bits. Each step takes bits from the "
+            "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured. Points that "
+            "another one beats in both are left out."
+        )
+        yield Table("Best trade-offs", columns, rows, about=about)
+
+
+def unmatched(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+    reasons = dict([*analysis.unmatched.items()][:top])
+    if more := len(analysis.unmatched) - len(reasons):
+        reasons["…"] = f"{more} more"
+    yield from _reasons("Not measured, or not in full", "name", reasons)
