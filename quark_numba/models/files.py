@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -78,8 +76,6 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
                 return
             for each in written[:-1]:
                 _check_replaceable(os.path.join(place, each))
-            if before and before.st_nlink > 1:  # it would be overwritten in place, not exchanged together with the other files
-                raise WriteError(f"it has {before.st_nlink} hard links, and gets a file beside it; expected a file with one")
             with exchanging(written, place, folder):
                 for each in written:
                     _put(os.path.join(folder, each), os.path.join(place, each), before if each == file else None)
@@ -105,41 +101,14 @@ def _check_replaceable(path: str) -> None:
 
 
 def _put(written: str, target: str, before: os.stat_result | None) -> None:
-    """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
-    names, change the file that all of them share."""
+    """Replace the target, whose state was `before`, by a written file, and keep the target's mode. Other names of the target
+    keep its content: caches and package managers share files between folders in this way."""
     if before is None:
         fresh = os.path.join(os.path.dirname(os.path.dirname(written)), FRESH)
         open(fresh, "w").close()
         os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
     else:
-        if before.st_nlink > 1:
-            _rewrite(written, target, before.st_size)
-            return
         os.chmod(written, stat.S_IMODE(before.st_mode))
         with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
             os.chown(written, before.st_uid, before.st_gid)
     os.replace(written, target)
-
-
-def _rewrite(written: str, target: str, size: int) -> None:
-    """Change the content of a file, of this size, to that of another one. On a full disk the file stays as it is if the system
-    and the file system have posix_fallocate, as on Linux; elsewhere it may lose its content."""
-
-    def opened(path: str, flags: int) -> int:
-        return os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC))
-
-    mode = "r+b" if os.access(target, os.R_OK) else "wb"
-    with open(written, "rb") as source, open(target, mode, opener=opened) as file:
-        needed = os.stat(written).st_size
-        if needed and hasattr(os, "posix_fallocate"):
-            try:
-                os.posix_fallocate(file.fileno(), 0, needed)
-            except BaseException as error:
-                # The errors of file systems that cannot do it. EBADF: the file cannot be read either, which a substitute for it
-                # needs.
-                lacking = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
-                if not isinstance(error, OSError) or error.errno not in lacking:
-                    file.truncate(size)
-                    raise
-        shutil.copyfileobj(source, file)
-        file.truncate()
