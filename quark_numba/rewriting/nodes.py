@@ -21,7 +21,7 @@ from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import counted, reraise_of_signal_handler
+from ..errors import counted, errors_ignored, reraise_of_signal_handler
 from ..models import protos, tensors
 from .onnx_runtime import has_operator
 from .stand_ins import skeleton
@@ -101,11 +101,9 @@ class Values:
     def _infer(self, value: ir.Value) -> Inferred:
         """Return what onnx infers for a value; nothing if onnx fails."""
         if self._inferred is None:
-            try:
+            inferred = onnx.GraphProto()
+            with errors_ignored():  # a model that is not valid may raise anything
                 inferred = shape_inference.infer_shapes(skeleton(self.model, self.tensor), data_prop=True).graph
-            except Exception as error:  # a model that is not valid may raise anything
-                reraise_of_signal_handler(error)
-                inferred = onnx.GraphProto()
             self._inferred = {}
             self._record_inferred(self.model.graph, inferred, self._inferred)
         return self._inferred.get(value, Inferred())

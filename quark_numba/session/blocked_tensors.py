@@ -12,7 +12,7 @@ from onnx import helper, shape_inference
 
 from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
-from ..errors import reraise_of_signal_handler
+from ..errors import errors_ignored
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
 from ..rewriting.stand_ins import InferenceStandIns
@@ -185,12 +185,10 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             kept = [proto for proto in node.attribute if not proto.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
-    try:
+    with errors_ignored():
         inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return {}
-    return {proto.name: _dimensions(proto) for proto in inferred.value_info}
+        return {proto.name: _dimensions(proto) for proto in inferred.value_info}
+    return {}
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
