@@ -15,7 +15,7 @@ from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
-from ..rewriting.stand_ins import InferenceStandIns
+from ..rewriting.stand_ins import StandIns
 from .blocks import NCHWC
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
@@ -178,7 +178,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
-    graph.node.extend(InferenceStandIns().nodes(model.graph.node, {}))
+    graph.node.extend(StandIns().nodes(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"
