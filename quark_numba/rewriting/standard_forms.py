@@ -17,7 +17,6 @@ from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from ..checks import check_choices
 from ..declaration import Builder, Shape, Tensor
 from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..element_types import ElementType
@@ -37,11 +36,6 @@ WRITTEN = "written in standard operators"
 
 # The most bytes of a constant that the inference of shapes is given.
 _MAX_READ = 1 << 10
-
-
-def check(operators: object) -> None:
-    """Raise ValueError unless the argument is one of the choices."""
-    check_choices(CHOICES, operators=operators)
 
 
 def rewrite(graph: Graph) -> None:
