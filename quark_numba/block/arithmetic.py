@@ -151,30 +151,27 @@ def _rceil_scale(key: Key) -> Any:
     Rounding the quotient to float32 does not matter: a quotient above a power of two stays above it."""
     u32, f32 = np.uint32, np.float32
     highest = f32(key.element.highest if key.element else key.codes.highest * 2.0**-INT8_FRACTION_BITS)
-    exponent, mantissa, half = u32(23), u32(0x7FFFFF), u32(0x400000)
 
     def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
-        bits = f32(u32(largest).view(f32) / highest).view(u32)
-        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
-        limit = u32(0) if bits > mantissa else half
-        biased = u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0)))
+        biased = _ceil_exponent(f32(u32(largest).view(f32) / highest).view(u32))
         return u32(255) if largest > _INFINITY else min(biased, u32(254))
 
     return inline(find_scale)
 
 
+@inline
+def _ceil_exponent(bits: Any) -> Any:
+    """Return the biased exponent of the least power of two, from 2**-127 on, that is at least the number with these bits. A
+    subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126."""
+    u32 = np.uint32
+    limit = u32(0) if bits > u32(0x7FFFFF) else u32(0x400000)
+    return u32(u32(bits >> u32(23)) + (u32(1) if u32(bits & u32(0x7FFFFF)) > limit else u32(0)))
+
+
 def _ceil_scale(key: Key) -> Any:
     """Return the function for the exponent of the least power of two that is at least the largest magnitude, see `_limiter`."""
-    u32 = np.uint32
-    exponent, mantissa, half, limit_exponent = u32(23), u32(0x7FFFFF), u32(0x400000), _limiter(key)
-
-    def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
-        bits = u32(largest)
-        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
-        limit = u32(0) if bits > mantissa else half
-        return limit_exponent(bits, u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0))), drop)
-
-    return inline(find_scale)
+    u32, limit_exponent = np.uint32, _limiter(key)
+    return inline(lambda largest, drop, tensor_scale: limit_exponent(u32(largest), _ceil_exponent(u32(largest)), drop))
 
 
 # The number of bits to which EVEN rounds the largest magnitude for int8, as in Quark. torchao does not have int8.

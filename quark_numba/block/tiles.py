@@ -29,7 +29,8 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
     the format has no functions for ordinary blocks."""
     if not has_ordinary_functions(blocks):
         return None
-    functions, max_shift = arithmetic.ordinary_functions(key), np.uint32(_max_shift(blocks))
+    functions = arithmetic.ordinary_functions(key)
+    max_shift = np.uint32(blocks.max_shift if blocks.sub_block < blocks.block else 0)
     is_ordinary, find_least = functions.is_ordinary, functions.find_least
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
@@ -45,10 +46,6 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
         return np.int64(has_extreme)
 
     return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
-
-
-def _max_shift(blocks: Blocks) -> int:
-    return blocks.max_shift if blocks.sub_block < blocks.block else 0
 
 
 def ordinary_names(key: Key, blocks: Blocks) -> dict[str, Any]:
