@@ -149,13 +149,11 @@ def lengths(name: str, shape: Sequence[Any], axis: int | str | None, rank: int |
 
 def _own(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
     x, *parameters = inputs
-    form = attributes["form"]
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    form, mode = select(attributes["form"], attributes["rounding_mode"])
     names = FORMS[form].parameters
     if len(parameters) != len(names):
         raise ValueError(f"the node has {len(parameters)} parameters; expected {len(names)}: {', '.join(names)}")
-    return FakeQuantize(x, form, attributes["rounding_mode"], dict(zip(names, parameters, strict=True)))
+    return FakeQuantize(x, form, mode, dict(zip(names, parameters, strict=True)))
 
 
 FAKE_QUANTIZE = operator(
