@@ -32,7 +32,7 @@ from .formats import (
     mx_name_of,
     positive,
 )
-from .granularity import AXIS, FAULTS, SCALE, Blocks, block_shape, whole_block_shape
+from .granularity import AXIS, FAULTS, SCALE, Format, block_shape, whole_block_shape
 from .key import X_TYPES, Key
 from .storage import codes_and_scales, mx_codes_and_factors, one
 
@@ -40,7 +40,7 @@ from .storage import codes_and_scales, mx_codes_and_factors, one
 def _operator(
     name: str,
     call: Callable[..., Any],
-    make_format: Callable[..., tuple[Key, Blocks]],
+    make_format: Callable[..., tuple[Key, Format]],
     describe: Callable[[Mapping[str, Any]], tuple[str, float]],
     docs: Mapping[str, str],
     values: Mapping[str, tuple[Any, ...]],
@@ -62,10 +62,10 @@ def _operator(
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         x = inputs[0] or Tensor(None, None)
-        _, blocks = make_format(x.element_type or X_TYPES[0], **attributes)
+        _, numbers = make_format(x.element_type or X_TYPES[0], **attributes)
         if x.shape is not None:
             # An unknown dimension is replaced by any number.
-            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
+            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], numbers.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
@@ -140,7 +140,7 @@ MX = _operator(
 QUARKS = BFP, MX
 
 # By name: (type of x, attributes) -> the key of a kernel, and the numbers of the format.
-FORMATS: Mapping[str, Callable[..., tuple[Key, Blocks]]] = {BFP.name: bfp_format, MX.name: mx_format}
+FORMATS: Mapping[str, Callable[..., tuple[Key, Format]]] = {BFP.name: bfp_format, MX.name: mx_format}
 
 
 # The operators of TensorRT, for the dialect to name, and those that `optimize` writes. Their blocks are whole.
@@ -168,8 +168,8 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
         infer([None, None], attributes)
         x_array, element_type = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, blocks = nvidia.format(element_type, attributes["block_size"], has_codes=True)
-        codes, factors = codes_and_scales(key, blocks, x_array, attributes["axis"], one(scale))
+        key, numbers = nvidia.format(element_type, attributes["block_size"], has_codes=True)
+        codes, factors = codes_and_scales(key, numbers, x_array, attributes["axis"], one(scale))
         return codes, factors.view(scales.dtype)
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> DynamicQuantize[AnyOperand]:
@@ -209,8 +209,8 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
         infer([None, None], attributes)
         x_array, _ = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, blocks = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
-        return convert(key, blocks, x_array, attributes["axis"], None, tensor_scale=one(scale))
+        key, numbers = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
+        return convert(key, numbers, x_array, attributes["axis"], None, tensor_scale=one(scale))
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
         infer([None] * len(inputs), attributes)
