@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import require, stays_if
 from ..declaration.standard_arithmetic import (
     LARGEST,
     half_away_from_zero,
@@ -44,7 +44,7 @@ def mx(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mappin
 
 def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, numbers: Format, axis: int) -> AnyOperand:
     """Return x rounded to a format. An x of one element is returned as it is (see ``kernels.run``)."""
-    shape, x_type = _shape(op, x), _type_of(x)
+    shape, x_type = _shape(op, x), require(x.element_type, "the type of its x is not known")
     if 0 in shape or all(length == 1 for length in shape):
         return x
     whole = value = op.cast(x, FLOAT32)
@@ -344,9 +344,3 @@ def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Seque
 def _shape(op: Builder[AnyOperand], x: AnyOperand) -> list[int | None]:
     op.rank(x)  # raises NotRewrittenError
     return list(op.shape(x) or ())
-
-
-def _type_of(x: AnyOperand) -> ElementType:
-    if x.element_type is None:
-        raise NotRewrittenError("the type of its x is not known")
-    return x.element_type

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
 from ..declaration.standard_form import Builder, Given, along, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
@@ -167,9 +167,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
     """Return the type in which the division is done (see ``key.select``)."""
-    scale = _scale_type(meaning)
-    if scale is None:
-        raise NotRewrittenError("the type of its scale is not known")
+    scale = require(_scale_type(meaning), "the type of its scale is not known")
     return meaning.computes_in or {FLOAT8E8M0: FLOAT32, INT32: FLOAT64}.get(scale, scale)
 
 
@@ -195,9 +193,7 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     operand, or None. A blocked one is repeated to the shape of x."""
     if operand is None:
         return None
-    shape, array = op.shape(operand), operand.array
-    if shape is None:
-        raise NotRewrittenError("the shape of its scale is not known")
+    shape, array = require(op.shape(operand), "the shape of its scale is not known"), operand.array
     given: Any = operand if array is None else array
     if operand is meaning.scale and operand.element_type is UINT8:
         values = FLOAT8E8M0.code_values
@@ -213,8 +209,6 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
             return along(given, rank, meaning.axis)
         return op.reshape(given, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
     x_shape, axis = op.shape(meaning.x), meaning.axis % rank
-    length = x_shape[axis] if x_shape else None
-    if length is None:
-        raise NotRewrittenError("the length of its x along the axis is not known")
+    length = require(x_shape[axis] if x_shape else None, "the length of its x along the axis is not known")
     block = np.arange(length) // meaning.block_size
     return op("Gather", given, block, axis=axis) if array is None else np.take(given, block, axis)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..block.granularity import MAX_IN_REGISTERS, MAX_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32
 from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
@@ -122,10 +122,7 @@ class _Steps:
         if scale.size != 1:
             axis = meaning.axis
             if axis >= 0:
-                shape = self.graph.shape(node.x)
-                if shape is None:
-                    raise NotRewrittenError("it has several scales, and the rank of its x is not known")
-                axis -= len(shape)
+                axis -= len(require(self.graph.shape(node.x), "it has several scales, and the rank of its x is not known"))
             stays_if(scale.ndim != 1 or axis >= 0, Invalid("not valid: its scales do not fit its axis"))
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))

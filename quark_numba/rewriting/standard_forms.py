@@ -18,7 +18,7 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, Shape, Tensor
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
@@ -69,9 +69,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
-    form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
-    if form is None:
-        raise NotRewrittenError("it has no standard form")
+    form: Callable[..., Sequence[Operand]] = require(node.operator.standard_form, "it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)

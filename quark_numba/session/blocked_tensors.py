@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
@@ -119,13 +119,9 @@ class BlockedTensors:
             dims = self.constants[name].dims
             stays_if(len(dims) > 4, "a constant has more than four dimensions")
             return dims[-3] if len(dims) > 2 else 1
-        shape = self.shapes.get(name)
-        if shape is None:
-            raise NotRewrittenError("the shape of an input is not known")
+        shape = require(self.shapes.get(name), "the shape of an input is not known")
         stays_if(len(shape) != 4, "an input does not have four dimensions")
-        if shape[1] is None:
-            raise NotRewrittenError("the number of channels is not known")
-        return shape[1]
+        return require(shape[1], "the number of channels is not known")
 
     def _name(self) -> str:
         self._count += 1
