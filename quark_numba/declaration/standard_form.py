@@ -87,6 +87,12 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return x in another shape. As in ONNX, 0 stands for the dimension that x has, and one -1 for what is left."""
         return self("Reshape", x, int64s(*shape))
 
+    def along(self, given: Given, x: AnyOperand, axis: int) -> Given:
+        """Return parameters, one for each index along an axis of x, in a shape that broadcasts to x."""
+        rank = self.rank(x)
+        ones = [1] * (rank - 1 - axis % rank)
+        return given.reshape([*given.shape, *ones]) if is_constant(given) else self.reshape(given, [-1, *ones])
+
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
@@ -166,13 +172,6 @@ def one(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array whose elements have the same bits as one element without a shape."""
     first = array.reshape(-1)[:1]
     return first.reshape(()) if array.size and array.tobytes() == array.size * first.tobytes() else array
-
-
-def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
-    """Return parameters, one for each index along an axis, in a shape that broadcasts to x. One element has no shape."""
-    if array.size == 1:
-        return array.reshape(())
-    return array.reshape([*array.shape, *[1] * (rank - 1 - axis % rank)])
 
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:

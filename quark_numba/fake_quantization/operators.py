@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import AnyOperand, Attribute, Builder, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, Builder, FakeQuantize, Operator, Option, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32, FLOAT64, INT32, names
 from ..element_types.operands import INT64
 from ..linear.versions import OWN_DOMAIN
@@ -79,10 +79,10 @@ def operator(
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         unknown = Tensor(None, None)
-        known = [tensor or unknown for tensor in tensors]
-        meant = meaning(known, attributes)
-        named = names_of(meant, known)
-        x = known[0]
+        given = [tensor or unknown for tensor in tensors]
+        meant = meaning(given, attributes)
+        named = names_of(meant, given)
+        x = given[0]
         key = key_of(meant)
         for name, value in meant.parameters.items():
             shape = value.shape if isinstance(value, Tensor) else None
@@ -95,9 +95,7 @@ def operator(
                 continue
             # An unknown dimension of x is replaced by one that fits.
             padded = [1] * (len(x.shape) - len(whole)) + [*whole]
-            pairs = zip(x.shape, padded[-len(x.shape) :], strict=False)
-            fitting = [fits if length is None else length for length, fits in pairs]
-            if first_place(fitting, whole) < 0:
+            if first_place(known(x.shape, padded[-len(x.shape) :]), whole) < 0:
                 expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
                 raise ValueError(f"{named[name]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
 from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
-from ..declaration.standard_form import Builder, Given, along, int64s, one
+from ..declaration.standard_form import Builder, Given, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -203,12 +203,9 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
             given = op.cast(given, element_type) if array is None else given.astype(element_type.dtype)
     if all(length == 1 for length in shape):
         return given.reshape(()) if array is not None else op.reshape(given, ()) if shape else given
-    rank = op.rank(meaning.x)
     if not meaning.block_size:
-        if array is not None:
-            return along(given, rank, meaning.axis)
-        return op.reshape(given, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
-    x_shape, axis = op.shape(meaning.x), meaning.axis % rank
+        return op.along(given, meaning.x, meaning.axis)
+    x_shape, axis = op.shape(meaning.x), meaning.axis % op.rank(meaning.x)
     length = require(x_shape[axis] if x_shape else None, "the length of its x along the axis is not known")
     block = np.arange(length) // meaning.block_size
     return op("Gather", given, block, axis=axis) if array is None else np.take(given, block, axis)
