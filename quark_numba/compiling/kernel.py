@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from .lock import created_once
 from .python_calls import get_or_compile
-from .threads import run_on_threads, start_pool
+from .threads import run_on_threads
 
 K = TypeVar("K")
 
@@ -39,14 +39,9 @@ class Kernel:
         name = f"serial_{family}_{getattr(self.key, 'name', self.key)}"
         return get_or_compile(name, lambda: self._kernels.serial_kernel(self.key))
 
-    @property
-    def parallel(self) -> Any:
-        """The variant for a call on large arrays, which runs on Numba's threads."""
-        start_pool()
-        return self._parallel
-
     @created_once
-    def _parallel(self) -> Any:
+    def parallel(self) -> Any:
+        """The variant for a call on large arrays, which runs on Numba's threads. They have to run (`run_on_threads`)."""
         return self._kernels.parallel_kernel(self.key)
 
     def run(self, cost: int, *operands: Any) -> None:
