@@ -16,6 +16,7 @@ from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
+from . import casts
 from .fusions import fused_values
 from .graph import Graph
 from .nodes import Node, Operand
@@ -100,10 +101,8 @@ class _Steps:
         return Step(node.op_type, (), tuple(sorted(attributes.items())))
 
     def _cast(self, node: ir.Node) -> Step | None:
-        to, (x, *_) = node.attributes.get("to"), (*node.inputs, None)
-        if set(node.attributes) != {"to"}:  # other attributes are for float8
-            return None
-        if to is None or to.is_ref() or to.value != FLOAT32.number or x is None or self.graph.inferred_type(x) not in CASTS:
+        x = node.inputs[0] if casts.target(node) is FLOAT32 else None
+        if x is None or self.graph.inferred_type(x) not in CASTS:
             return None
         self.floats.add(node.outputs[0])
         return Step(CAST, (), (("to", FLOAT32.number),))
