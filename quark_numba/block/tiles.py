@@ -18,20 +18,19 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at
 from ..compiling.jit import unsigned
 from . import arithmetic
+from .arithmetic import find_least, is_ordinary
 from .formats import HALF_UPWARD
 from .granularity import Format
 from .key import Key
 
 
 @functools.cache
-def prepare_function(key: Key, numbers: Format) -> Any:
+def prepare_function(numbers: Format) -> Any:
     """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if
     the format has no functions for ordinary blocks."""
     if not has_ordinary_functions(numbers):
         return None
-    functions = arithmetic.ordinary_functions(key)
     max_shift = np.uint32(numbers.max_shift if numbers.sub_block < numbers.block else 0)
-    is_ordinary, find_least = functions.is_ordinary, functions.find_least
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
         """Return whether any block is not ordinary. For each block, a 32-bit word at `largest_address` holds the largest
@@ -50,10 +49,10 @@ def prepare_function(key: Key, numbers: Format) -> Any:
 
 def ordinary_names(key: Key, numbers: Format) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
-    f32, functions = np.float32, arithmetic.ordinary_functions(key)
+    f32 = np.float32
     return {
-        "measure": functions.measure,
-        "find_anchor": functions.find_anchor,
+        "measure": arithmetic.magnitude_measure(key),
+        "find_anchor": arithmetic.anchor_finder(key),
         "drop": np.int32(numbers.drop),
         "convert": arithmetic.ordinary_converters(key)[numbers.rounding_mode],
         "bounds": (f32(numbers.lowest), f32(numbers.highest), f32(0)),
@@ -73,15 +72,14 @@ def closed_function(key: Key, numbers: Format) -> Any:
     bits = key.element.mantissa_bits + 1 if key.element else int(numbers.highest).bit_length()
     if not has_ordinary_functions(numbers) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
-    functions, names = arithmetic.ordinary_functions(key), ordinary_names(key, numbers)
-    ordinary, find_least = functions.is_ordinary, functions.find_least
+    names = ordinary_names(key, numbers)
     measure, find_anchor, convert = names["measure"], names["find_anchor"], names["convert"]
     drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(numbers.max_shift)
 
     def is_closed(lowest: Any, highest: Any) -> Any:
         magnitude = measure(highest, mask)
         rounded = convert(highest, find_anchor(magnitude, find_least(magnitude, shift), drop), bounds)
-        return lowest == np.float32(0) and highest > np.float32(0) and ordinary(magnitude) and rounded == highest
+        return lowest == np.float32(0) and highest > np.float32(0) and is_ordinary(magnitude) and rounded == highest
 
     return jit.inline(is_closed)
 
