@@ -44,7 +44,6 @@ def _operator(
     describe: Callable[[Mapping[str, Any]], tuple[str, float]],
     docs: Mapping[str, str],
     values: Mapping[str, tuple[Any, ...]],
-    standard: Callable[..., Sequence[Any]],
     stored: Callable[[Mapping[str, Any]], StoredForm] | None = None,
 ) -> Operator:
     """Return a declaration. ``make_format(type of x, attributes)`` returns the key of a kernel, and the numbers of the format.
@@ -90,7 +89,7 @@ def _operator(
         formats=dict.fromkeys(format_attribute.values),
         select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
         meaning=meaning,
-        standard_form=standard,
+        standard_form=functools.partial(standard_form.round_trip, make_format),
         runs_on_gpus=True,
     )
 
@@ -120,7 +119,6 @@ BFP = _operator(
         "convert_to_bfloat_before_bfp": "1: round x to bfloat16 first.",
     },
     {"bfp_method": (*BFP_METHODS,), "rounding_mode": (*ROUNDING_MODES,), "convert_to_bfloat_before_bfp": (0, 1)},
-    standard_form.bfp,
 )
 MX = _operator(
     "MXQuantizeDequantize",
@@ -134,7 +132,6 @@ MX = _operator(
         "rounding_mode": f"For int8. {_ROUNDING_MODE}",
     },
     {"element_dtype": (*MX_ELEMENT_TYPES,), "rounding_mode": (*ROUNDING_MODES,)},
-    standard_form.mx,
     _mx_stored,
 )
 QUARKS = BFP, MX

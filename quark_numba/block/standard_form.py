@@ -6,7 +6,7 @@ provider has the small types. Inf and NaN pass from operator to operator, and do
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -25,28 +25,25 @@ from ..declaration.standard_arithmetic import (
 )
 from ..declaration.standard_form import Builder, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
-from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
+from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat
 from .granularity import Format
 from .key import X_TYPES, Key
 
 _LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 
 
-def bfp(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
-    """Write BFPQuantizeDequantize."""
-    return [_round_trip(op, inputs[0], *bfp_format(X_TYPES[0], **attributes), axis=int(attributes["axis"]))]
-
-
-def mx(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
-    """Write MXQuantizeDequantize."""
-    return [_round_trip(op, inputs[0], *mx_format(X_TYPES[0], **attributes), axis=int(attributes["axis"]))]
-
-
-def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, numbers: Format, axis: int) -> AnyOperand:
-    """Return x rounded to a format. An x of one element is returned as it is (see ``kernels.run``)."""
+def round_trip(
+    make_format: Callable[..., tuple[Key, Format]],
+    op: Builder[AnyOperand],
+    inputs: Sequence[AnyOperand],
+    attributes: Mapping[str, Any],
+) -> list[AnyOperand]:
+    """Write BFPQuantizeDequantize or MXQuantizeDequantize, whose format `make_format` returns. An x of one element is returned
+    as it is (see ``kernels.run``)."""
+    x, (key, numbers), axis = inputs[0], make_format(X_TYPES[0], **attributes), int(attributes["axis"])
     shape, x_type = _shape(op, x), require(x.element_type, "the type of its x is not known")
     if 0 in shape or all(length == 1 for length in shape):
-        return x
+        return [x]
     whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
@@ -60,7 +57,7 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, numbers: Forma
     y = cut.restore(y)
     if all(length in (None, 1) for length in shape):
         y = op("Where", op("Equal", op("Size", whole), np.array(1, np.int64)), whole, y)
-    return op.cast(y, x_type)
+    return [op.cast(y, x_type)]
 
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
