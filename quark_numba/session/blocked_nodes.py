@@ -166,9 +166,7 @@ def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) 
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False
-    _, scale, zero_point = last.operands
-    assert scale is not None
-    assert zero_point is not None
+    _, scale, zero_point = last.present
     name = node.input[scale]
     is_finite = name in tensors.constants and bool(np.isfinite(numpy_helper.to_array(tensors.constants[name])).all())
     return is_finite and program.inputs[zero_point].element_type.is_integer
