@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from ..dialects import refused
 from ..errors import errors_named
@@ -21,9 +20,10 @@ from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
-from ..ort import TENSORS_FOLDER, ahead, config_entry, native
+from ..ort import TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
 from ..rewriting.fusions import UNWRITTEN
+from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import Optimized
 from . import initializers
 from .artifact import Artifact
@@ -108,7 +108,7 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
     """Return the source of a model. Tensors are read from the folder that the options name, in the cases where ONNX Runtime
     reads them there. The caller's model is copied first if tensors would be read into it."""
     folder = config_entry(request.options, TENSORS_FOLDER) or None
-    if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
+    if request.path is not None and RELEASE < _FOLDER_FOR_PATHS:
         folder = None
     elif folder and model is request.model:
         model = onnx.ModelProto()
