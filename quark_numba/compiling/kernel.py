@@ -45,12 +45,10 @@ class Kernel:
         return self._kernels.parallel_kernel(self.key)
 
     def run(self, cost: int, *operands: Any) -> None:
-        """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it."""
-        if cost < _PARALLEL_COST or not run_on_threads(lambda slices: self.parallel(*operands, slices)):
-            self.run_alone(*operands)
-
-    def run_alone(self, *operands: Any) -> None:
-        """Run the kernel on arrays, on this thread. Raise MemoryError if memory runs out."""
+        """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it, else on this
+        thread. Raise MemoryError if memory runs out."""
+        if cost >= _PARALLEL_COST and run_on_threads(lambda slices: self.parallel(*operands, slices)):
+            return
         if self.serial(*operands) is False:
             raise MemoryError("not enough memory for a kernel's intermediate results")
 
