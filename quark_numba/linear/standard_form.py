@@ -20,9 +20,8 @@ _LARGE = 2.0**34
 
 def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
     """Write the nodes of a meaning, and return their output. Raise NotRewrittenError."""
-    codes = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
-    if codes is None:
-        raise NotRewrittenError("the type of its codes is not known")
+    known = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
+    codes = require(known, "the type of its codes is not known")
     if isinstance(meaning, Dequantize):
         return _dequantize(op, meaning, codes)
     if isinstance(meaning, Quantize):

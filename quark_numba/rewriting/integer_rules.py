@@ -114,9 +114,8 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
         raise NotRewrittenError("its bias is not dequantized from int32")
-    codes, scale = graph.array(meaning.x.value), meaning.scale.array
-    if codes is None or scale is None:
-        raise NotRewrittenError("its bias is not constant")
+    unknown = "its bias is not constant"
+    codes, scale = require(graph.array(meaning.x.value), unknown), require(meaning.scale.array, unknown)
     stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in another type than float32")
     stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
