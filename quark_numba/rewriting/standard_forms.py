@@ -98,27 +98,22 @@ _MAX_NODES = 16
 def _is_beside_product(node: ir.Node) -> bool:
     """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be dropped.
     If there are too many nodes to look at, the answer is yes."""
-    before = [_producer(node)]
-    after = [user for value in node.outputs for user, _ in value.uses()]
+    waiting = [(other, neighbours) for neighbours in (ir.Node.successors, _producers) for other in neighbours(node)]
     for _ in range(_MAX_NODES):
-        if not (before or after):
+        if not waiting:
             return False
-        is_before = bool(before)
-        other = before.pop() if is_before else after.pop()
-        if other is None:
-            continue
+        other, neighbours = waiting.pop()
         if other.op_type in _PRODUCTS:
             return True
-        if other.op_type in _DROPPED and is_before:
-            before.append(_producer(other))
-        elif other.op_type in _DROPPED:
-            after += [user for value in other.outputs for user, _ in value.uses()]
+        if other.op_type in _DROPPED:
+            waiting += [(each, neighbours) for each in neighbours(other)]
     return True
 
 
-def _producer(node: ir.Node) -> ir.Node | None:
-    value = node.inputs[0] if node.inputs else None
-    return value.producer() if value else None
+def _producers(node: ir.Node) -> list[ir.Node]:
+    """Return the node that computes a node's first input, if there is one."""
+    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+    return [producer] if producer else []
 
 
 class _Input(Operand):
