@@ -60,10 +60,9 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # a FusedConv becomes a Conv too
-    if group > 1:
-        kept = [attribute for attribute in copy.attribute if attribute.name != "group"]
-        del copy.attribute[:]
-        copy.attribute.extend([*kept, helper.make_attribute("group", group)])
+    for attribute in copy.attribute:
+        if attribute.name == "group":
+            attribute.i = group
 
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
