@@ -33,7 +33,7 @@ from quark_numba import to_tensor_proto
 from quark_numba.block import device as block_device
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import HALF_TO_EVEN, MX_ELEMENT_TYPES, NVIDIA_FORMATS, bfp_format, mx_codes_format, mx_format
-from quark_numba.block.granularity import block_shape
+from quark_numba.block.granularity import Loop, block_shape
 from quark_numba.compiling.device import VECTOR, DeviceKernel
 from quark_numba.element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, packing
 from quark_numba.fake_quantization.key import FORMS, ROUNDING_MODES
@@ -245,7 +245,7 @@ def linear_launch(key: Any, scale_type: ElementType, granularity: str, count: in
 
 
 def block_formats(x: ElementType) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, key, blocks)."""
+    """Yield (name, key, numbers)."""
     bfp: dict[str, Any] = {"bit_width": 16, "rounding_mode": HALF_TO_EVEN, "convert_to_bfloat_before_bfp": 0}
     bfp |= {"sub_block_size": 2, "sub_block_shift_bits": 1}
     yield "BFP16", *bfp_format(x, bfp_method="to_bfp", block_size=8, **bfp)
@@ -262,10 +262,10 @@ def block_formats(x: ElementType) -> Iterator[tuple[str, Any, Any]]:
 
 def block_cases() -> Iterator[Case]:
     for x in (FLOAT32, FLOAT16, BFLOAT16):
-        for name, key, blocks in block_formats(x):
+        for name, key, numbers in block_formats(x):
             for granularity in (LAST_AXIS, AXIS_1) if x is FLOAT32 else (LAST_AXIS,):
-                launch = functools.partial(block_launch, key, blocks, granularity)
-                kernel = block_device.kernel(key, blocks)
+                launch = functools.partial(block_launch, key, numbers, granularity)
+                kernel = block_device.kernel(key, numbers)
                 yield Case("block", f"{name} of {x.name}", granularity, kernel, x, key.y, launch)
 
 
@@ -274,17 +274,16 @@ def block_launch(key: Any, form: Any, granularity: str, count: int, turn: int) -
     shape = shape_of(count, rest)
     size = int(np.prod(shape))
     _, length, inner = block_shape(shape, axis, form.block)
-    blocks = form._replace(length=length, inner=inner)
     per_byte = 8 // key.y.bits if key.y.is_packed else 1
     scales_size = size // form.block if key.has_codes else 0
 
     def expected(x: np.ndarray) -> dict[str, np.ndarray]:
         y, scales = np.empty(size, key.y.storage), np.zeros(scales_size, np.uint8)
-        BLOCK_TABLE[key].run(size, x.view(key.x.storage), y, scales, np.float32(1), blocks)
+        BLOCK_TABLE[key].run(size, x.view(key.x.storage), y, scales, np.float32(1), form, Loop(length, inner))
         results = {"y": packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y.view(key.y.dtype)}
         return results | ({"scales": scales} if key.has_codes else {})
 
-    fields = {"size": size, "tensor_scale": 0, **blocks._asdict()}
+    fields = {"size": size, "tensor_scale": 0, "length": length, "inner": inner, **form._asdict()}
     units = block_device.count_units(size, length, inner, form.block, per_byte)
     outputs = {"y": bytes_of(size, key.y)} | ({"scales": scales_size} if key.has_codes else {"scales": 0})
     return Launch(size, units, fields, outputs, expected)
@@ -348,7 +347,7 @@ def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
         order.remove(axis)
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
-        lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
+        lengths[axis] = -(-lengths[axis] // program.formats[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
         if not program.inputs[k].is_scalar:
             strided[str(k)] = x if axis is None else x.reshape(-1, *[1] * (-1 - axis))

@@ -117,6 +117,15 @@ def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bo
         raise kind(f"{name}: {type(error).__name__ + ': ' if with_type else ''}{error}") from (error if with_type else None)
 
 
+@contextmanager
+def errors_ignored() -> Iterator[None]:
+    """In the context, drop every exception except those of signal handlers."""
+    try:
+        yield
+    except Exception as error:
+        reraise_of_signal_handler(error)
+
+
 def _codes_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)

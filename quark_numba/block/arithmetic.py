@@ -44,7 +44,7 @@ def block_functions(key: Key) -> BlockFunctions:
         return BlockFunctions(_exponent_measure(key), _find_step)
     if key.rule == FLOOR:
         return BlockFunctions(_exponent_measure(key), _scale_decoder(key), _floor_scale(key))
-    measure = _magnitude_measure(key)
+    measure = magnitude_measure(key)
     return BlockFunctions(inline(lambda x: measure(x, MAGNITUDE)), _scale_decoder(key), _SCALES[key.rule](key))
 
 
@@ -58,20 +58,6 @@ def converters(key: Key) -> dict[int, Any]:
         return {HALF_TO_EVEN: _converter(key, _element(key.element))}
     converter = _whole_coder if key.has_codes else _converter
     return {mode: converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
-
-
-class OrdinaryFunctions(NamedTuple):
-    """The functions for ordinary blocks of a key: see ``tiles``."""
-
-    measure: Any
-    is_ordinary: Any
-    find_least: Any
-    find_anchor: Any
-
-
-@functools.cache
-def ordinary_functions(key: Key) -> OrdinaryFunctions:
-    return OrdinaryFunctions(_magnitude_measure(key), _is_ordinary, _find_least, _anchor_finder(key))
 
 
 @functools.cache
@@ -151,30 +137,27 @@ def _rceil_scale(key: Key) -> Any:
     Rounding the quotient to float32 does not matter: a quotient above a power of two stays above it."""
     u32, f32 = np.uint32, np.float32
     highest = f32(key.element.highest if key.element else key.codes.highest * 2.0**-INT8_FRACTION_BITS)
-    exponent, mantissa, half = u32(23), u32(0x7FFFFF), u32(0x400000)
 
     def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
-        bits = f32(u32(largest).view(f32) / highest).view(u32)
-        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
-        limit = u32(0) if bits > mantissa else half
-        biased = u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0)))
+        biased = _ceil_exponent(f32(u32(largest).view(f32) / highest).view(u32))
         return u32(255) if largest > _INFINITY else min(biased, u32(254))
 
     return inline(find_scale)
 
 
+@inline
+def _ceil_exponent(bits: Any) -> Any:
+    """Return the biased exponent of the least power of two, from 2**-127 on, that is at least the number with these bits. A
+    subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126."""
+    u32 = np.uint32
+    limit = u32(0) if bits > u32(0x7FFFFF) else u32(0x400000)
+    return u32(u32(bits >> u32(23)) + (u32(1) if u32(bits & u32(0x7FFFFF)) > limit else u32(0)))
+
+
 def _ceil_scale(key: Key) -> Any:
     """Return the function for the exponent of the least power of two that is at least the largest magnitude, see `_limiter`."""
-    u32 = np.uint32
-    exponent, mantissa, half, limit_exponent = u32(23), u32(0x7FFFFF), u32(0x400000), _limiter(key)
-
-    def find_scale(largest: Any, drop: Any, tensor_scale: Any) -> Any:
-        bits = u32(largest)
-        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
-        limit = u32(0) if bits > mantissa else half
-        return limit_exponent(bits, u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0))), drop)
-
-    return inline(find_scale)
+    u32, limit_exponent = np.uint32, _limiter(key)
+    return inline(lambda largest, drop, tensor_scale: limit_exponent(u32(largest), _ceil_exponent(u32(largest)), drop))
 
 
 # The number of bits to which EVEN rounds the largest magnitude for int8, as in Quark. torchao does not have int8.
@@ -248,7 +231,8 @@ MAX_SHIFT = 16
 MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
-def _magnitude_measure(key: Key) -> Any:
+@functools.cache
+def magnitude_measure(key: Key) -> Any:
     """Return the function: (x as stored, mask) -> the bits of its magnitude that are in the mask, MAGNITUDE or 0. They compare
     like magnitudes; Inf and NaN are above all other values."""
     value_of = _value_of(key)
@@ -256,7 +240,7 @@ def _magnitude_measure(key: Key) -> Any:
 
 
 @inline
-def _is_ordinary(shared: Any) -> Any:
+def is_ordinary(shared: Any) -> Any:
     """Return whether a block is ordinary: the exponent of its largest magnitude, `shared`, is in range, or the magnitude is
     0."""
     exponent = np.uint32(shared >> np.uint32(23))
@@ -264,16 +248,17 @@ def _is_ordinary(shared: Any) -> Any:
 
 
 @inline
-def _find_least(shared: Any, max_shift: Any) -> Any:
-    """Return the bits of the smallest power of two that `_anchor_finder` may take for a sub-block of an ordinary block.
+def find_least(shared: Any, max_shift: Any) -> Any:
+    """Return the bits of the smallest power of two that `anchor_finder` may take for a sub-block of an ordinary block.
     `shared` is the largest magnitude of the block. The result is the power of two of the block, with its exponent reduced by
     `max_shift`."""
     u32 = np.uint32
     return u32(max(u32(shared & u32(0x7F800000)), u32(_MIN_ORDINARY << 23)) - u32(max_shift << u32(23)))
 
 
-def _anchor_finder(key: Key) -> Any:
-    """Return the function: (largest magnitude of the sub-block, the result of `_find_least`, drop) -> anchor, for an ordinary
+@functools.cache
+def anchor_finder(key: Key) -> Any:
+    """Return the function: (largest magnitude of the sub-block, the result of `find_least`, drop) -> anchor, for an ordinary
     block.
 
     For whole numbers of steps the anchor is 2**23 steps: between the anchor and twice the anchor, the float32 numbers are

@@ -15,7 +15,7 @@ from ..arrays.labels import keeps_labels
 from ..element_types import BFLOAT16, FLOAT32
 from .calls import attribute_values, axis_of, block_input, check_blocks, rounded_block
 from .formats import BFP_ATTRIBUTES, bfp_format
-from .granularity import Blocks
+from .granularity import Format
 from .key import X_TYPES, Key
 
 # The bias of the exponents of float32, and the biased exponent of Inf and NaN.
@@ -66,28 +66,28 @@ def bfp_quantize(
     arguments = locals()
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
-    key, blocks = bfp_format(FLOAT32, **attribute_values(arguments, BFP_ATTRIBUTES))
-    function = functools.partial(_bfp_blocks, key, blocks, axis)
+    key, numbers = bfp_format(FLOAT32, **attribute_values(arguments, BFP_ATTRIBUTES))
+    function = functools.partial(_bfp_blocks, key, numbers, axis)
     byte = np.dtype(np.uint8)
-    results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
-    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=blocks.block))
+    results = [Result(_mantissa_dtype(numbers)), Result(byte, numbers.block), Result(byte, numbers.sub_block)]
+    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=numbers.block))
 
 
 @np.errstate(all="ignore")
-def _bfp_blocks(key: Key, blocks: Blocks, axis: int, x: NDArray[Any]) -> BFPBlocks:
+def _bfp_blocks(key: Key, numbers: Format, axis: int, x: NDArray[Any]) -> BFPBlocks:
     values = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     if key.rounds_to_bfloat16:
         values = values.astype(BFLOAT16.dtype).astype(np.float32)
     exponents = (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)  # biased
-    shared, subs = _maxima(exponents, axis, blocks.block), _maxima(exponents, axis, blocks.sub_block)
-    sub_blocks = blocks.block // blocks.sub_block
-    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, blocks.max_shift)
-    special = _spread(shared == _SPECIAL, axis, blocks.block, values.shape)
-    rounded = rounded_block(key, blocks, np.where(special, np.float32(0), values), axis)
-    steps = _step_exponents(shared, shifts, axis, blocks, values.shape)
+    shared, subs = _maxima(exponents, axis, numbers.block), _maxima(exponents, axis, numbers.sub_block)
+    sub_blocks = numbers.block // numbers.sub_block
+    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, numbers.max_shift)
+    special = _spread(shared == _SPECIAL, axis, numbers.block, values.shape)
+    rounded = rounded_block(key, numbers, np.where(special, np.float32(0), values), axis)
+    steps = _step_exponents(shared, shifts, axis, numbers, values.shape)
     magnitudes = np.ldexp(np.abs(rounded).astype(np.float64), -steps)
-    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (blocks.drop + 1)
-    return BFPBlocks(mantissas.astype(_mantissa_dtype(blocks)), shared.astype(np.uint8), shifts.astype(np.uint8))
+    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (numbers.drop + 1)
+    return BFPBlocks(mantissas.astype(_mantissa_dtype(numbers)), shared.astype(np.uint8), shifts.astype(np.uint8))
 
 
 @keeps_labels
@@ -127,7 +127,7 @@ def bfp_dequantize(
 
 @np.errstate(all="ignore")
 def _bfp_values(
-    axis: int, numbers: Blocks, dtype: np.dtype[Any], mantissas: NDArray[Any], exponents: NDArray[Any], shifts: NDArray[Any]
+    axis: int, numbers: Format, dtype: np.dtype[Any], mantissas: NDArray[Any], exponents: NDArray[Any], shifts: NDArray[Any]
 ) -> NDArray[Any]:
     steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
     magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
@@ -136,16 +136,16 @@ def _bfp_values(
     return values.astype(np.float32).astype(dtype)
 
 
-def _mantissa_dtype(blocks: Blocks) -> np.dtype[Any]:
-    return np.dtype(np.uint8 if blocks.drop + 2 <= 8 else np.uint16)
+def _mantissa_dtype(numbers: Format) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if numbers.drop + 2 <= 8 else np.uint16)
 
 
 def _step_exponents(
-    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, blocks: Blocks, shape: tuple[int, ...]
+    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, numbers: Format, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """Return, for each element, the exponent of the step of its sub-block. An element is a multiple of the step."""
-    shared = _spread(exponents.astype(np.int64), axis, blocks.block, shape)
-    return shared - _spread(shifts.astype(np.int64), axis, blocks.sub_block, shape) - _BIAS - blocks.drop
+    shared = _spread(exponents.astype(np.int64), axis, numbers.block, shape)
+    return shared - _spread(shifts.astype(np.int64), axis, numbers.sub_block, shape) - _BIAS - numbers.drop
 
 
 def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:

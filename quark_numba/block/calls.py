@@ -15,7 +15,7 @@ from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
 from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
-from .granularity import FAULTS, Blocks, block_shape
+from .granularity import FAULTS, Format, Loop, block_shape
 from .key import X_TYPES, Key
 
 # The scale of the tensor, for formats without one.
@@ -77,8 +77,8 @@ def bfp_quantize_dequantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
-    return convert(key, blocks, x_array, axis, out)
+    key, numbers = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
+    return convert(key, numbers, x_array, axis, out)
 
 
 @keeps_labels
@@ -122,8 +122,8 @@ def mx_quantize_dequantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
-    return convert(key, blocks, x_array, axis, out)
+    key, numbers = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
+    return convert(key, numbers, x_array, axis, out)
 
 
 def attribute_values(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -147,9 +147,14 @@ def axis_of(shape: tuple[int, ...], axis: Any) -> int:
     return axis % len(shape) if len(shape) > 1 else 0
 
 
+def loop_of(shape: tuple[int, ...], axis: int, numbers: Format) -> Loop:
+    _, length, inner = block_shape(shape, axis, numbers.block)
+    return Loop(length, inner)
+
+
 def convert(
     key: Key,
-    blocks: Blocks,
+    numbers: Format,
     x: NDArray[Any],
     axis: Any,
     out: NDArray[Any] | None,
@@ -159,35 +164,32 @@ def convert(
     axis = axis_of(x.shape, axis)
     if is_lazy(x):
         check_no_output(out)
-        return _convert_chunks(key, blocks, x, axis, tensor_scale)
-    _, length, inner = block_shape(x.shape, axis, blocks.block)
-    if x.flags.fnc:
-        _, length, inner = block_shape(x.T.shape, ~axis, blocks.block)
-    shaped = blocks._replace(length=length, inner=inner)
+        return _convert_chunks(key, numbers, x, axis, tensor_scale)
+    loop = loop_of(x.T.shape, ~axis, numbers) if x.flags.fnc else loop_of(x.shape, axis, numbers)
 
     def round_blocks(x: NDArray[Any], y: NDArray[Any]) -> None:
-        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, shaped)
+        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, numbers, loop)
 
     return convert_in_order(round_blocks, x, key.x, out)
 
 
-def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, tensor_scale: np.float32) -> Any:
-    function = functools.partial(rounded_block, key, blocks, axis=axis, tensor_scale=tensor_scale)
+def _convert_chunks(key: Key, numbers: Format, x: Any, axis: int, tensor_scale: np.float32) -> Any:
+    function = functools.partial(rounded_block, key, numbers, axis=axis, tensor_scale=tensor_scale)
     if x.npartitions == 1 or x.size == 1:
-        function = functools.partial(convert, key, blocks, axis=axis, out=None, tensor_scale=tensor_scale)
+        function = functools.partial(convert, key, numbers, axis=axis, out=None, tensor_scale=tensor_scale)
     elif not any(length > 1 for length in x.shape):  # a shape with at most one element
         check_sizes(x, "x", range(x.ndim))
-    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block)
+    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=numbers.block)
     return y
 
 
-def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int, tensor_scale: np.float32 = ONE) -> NDArray[Any]:
+def rounded_block(key: Key, numbers: Format, x: NDArray[Any], axis: int, tensor_scale: np.float32 = ONE) -> NDArray[Any]:
     """Return x, a part of an array, rounded. A single element is rounded as a block of its own, although the public calls
     return an array of one element as it is."""
     if x.size != 1:
-        return convert(key, blocks, x, axis, None, tensor_scale=tensor_scale)
+        return convert(key, numbers, x, axis, None, tensor_scale=tensor_scale)
     pair = np.append(x, x.dtype.type(0))
-    return convert(key, blocks, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
+    return convert(key, numbers, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
 
 
 def check_blocks(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:

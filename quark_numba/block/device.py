@@ -15,14 +15,14 @@ from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
-from .granularity import MAX_IN_REGISTERS, Blocks
+from .granularity import MAX_IN_REGISTERS, Format, Loop
 from .kernels import bounds_of
 from .key import Key
 
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses. The scale of
 # the tensor is a float32; the address 0 stands for a scale of 1. `size` is the number of elements of x. The scales have the
 # order of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
-WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Blocks._fields), ("size", "is_aligned"))
+WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Format._fields, *Loop._fields), ("size", "is_aligned"))
 
 
 def count_columns(inner: int, per_byte: int) -> int:
@@ -35,7 +35,7 @@ def count_columns(inner: int, per_byte: int) -> int:
 
 def count_units(size: int, length: int, inner: int, block: int, per_byte: int) -> int:
     """Return the number of threads for `size` elements. A byte of y has `per_byte` elements. `length` and `inner` are as in
-    Blocks."""
+    Loop."""
     if size == 0:
         return 0
     return size // (length * inner) * -(-length // block) * (inner // count_columns(inner, per_byte))
@@ -114,7 +114,7 @@ def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte:
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
 
-def round_trip(key: Key, blocks_of: Blocks) -> Any:
+def round_trip(key: Key, numbers: Format) -> Any:
     """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of those of y. The key
     has no scales.
 
@@ -123,20 +123,20 @@ def round_trip(key: Key, blocks_of: Blocks) -> Any:
     ValueError
         If the blocks have too many elements for registers.
     """
-    if blocks_of.block > MAX_IN_REGISTERS:
-        raise ValueError(f"block_size is {blocks_of.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
+    if numbers.block > MAX_IN_REGISTERS:
+        raise ValueError(f"block_size is {numbers.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
     functions, by_mode = arithmetic.block_functions(key), arithmetic.converters(key)
-    convert = _in_registers(functions, by_mode[blocks_of.rounding_mode], blocks_of.block, blocks_of.sub_block)
-    max_shift, drop, one = np.uint32(blocks_of.max_shift), np.int32(blocks_of.drop), np.float32(1)
-    return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(blocks_of)))[0])
+    convert = _in_registers(functions, by_mode[numbers.rounding_mode], numbers.block, numbers.sub_block)
+    max_shift, drop, one = np.uint32(numbers.max_shift), np.int32(numbers.drop), np.float32(1)
+    return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(numbers)))[0])
 
 
 @functools.cache
-def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
+def kernel(key: Key, numbers: Format) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
     Codes of less than 8 bits are packed as in tensors of ONNX Runtime. Only the block sizes and the rounding mode of
-    `blocks_of` are used; the record of a launch has the other numbers.
+    `numbers` are used; the record of a launch has the other numbers.
 
     Raises
     ------
@@ -144,17 +144,17 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
         If packed codes of two blocks would share a byte.
     """
     per_byte = 8 // key.y.bits if key.y.is_packed else 1
-    if blocks_of.block % per_byte:
-        raise ValueError(f"block_size is {blocks_of.block}; expected a multiple of {per_byte} on a GPU")
+    if numbers.block % per_byte:
+        raise ValueError(f"block_size is {numbers.block}; expected a multiple of {per_byte} on a GPU")
     converters, functions = arithmetic.converters(key), arithmetic.block_functions(key)
-    mode = blocks_of.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
+    mode = numbers.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
     count, (clear, put) = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize), putters(8 // per_byte)
-    sub_block = blocks_of.sub_block if key.is_microexponent else blocks_of.block
+    sub_block = numbers.sub_block if key.is_microexponent else numbers.block
     x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
-    convert_any = _any_block(functions, converters[mode], put, sub_block < blocks_of.block)
+    convert_any = _any_block(functions, converters[mode], put, sub_block < numbers.block)
     whole_rows, convert_whole = 0, jit.inline(_no_block)
-    if blocks_of.block <= MAX_IN_REGISTERS and blocks_of.block % count == 0:
-        whole_rows = blocks_of.block
+    if numbers.block <= MAX_IN_REGISTERS and numbers.block % count == 0:
+        whole_rows = numbers.block
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
         convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)
 
@@ -195,7 +195,7 @@ def kernel(key: Key, blocks_of: Blocks) -> DeviceKernel:
                 scales[down * inner + column + i] = shared
         return 0
 
-    return DeviceKernel(__name__, blocks, f"{key.name}_{blocks_of.block}_{sub_block}_{mode}", WORK, 1)
+    return DeviceKernel(__name__, blocks, f"{key.name}_{numbers.block}_{sub_block}_{mode}", WORK, 1)
 
 
 def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:

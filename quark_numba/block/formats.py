@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..arrays.arguments import MX_NAMES, did_you_mean, index
 from ..element_types import FLOAT8E8M0, ElementType, find, named
-from .granularity import Blocks
+from .granularity import Format
 from .key import CEIL, EVEN, FLOAT4E2M1, FLOAT8E4M3FN, FLOOR, MICROEXPONENT, NVFP4, RCEIL, Key
 
 # The element types of Microscaling formats, by their names in the attribute element_dtype.
@@ -53,9 +53,9 @@ def bfp_format(
     sub_block_shift_bits: int,
     convert_to_bfloat_before_bfp: int,
     axis: int = 0,
-) -> tuple[Key, Blocks]:
-    """Return the key and the blocks, without a shape, for attributes of BFPQuantizeDequantize. `axis` has no effect on them.
-    Raise ValueError if an attribute is invalid."""
+) -> tuple[Key, Format]:
+    """Return the key of a kernel and the numbers of the format for attributes of BFPQuantizeDequantize. `axis` has no
+    effect on them. Raise ValueError if an attribute is invalid."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -68,14 +68,14 @@ def bfp_format(
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
         _one_of("sub_block_shift_bits", sub_block_shift_bits, SHIFT_BITS)
     key = Key(x, None, MICROEXPONENT if is_microexponent else FLOOR, bool(convert_to_bfloat_before_bfp))
-    numbers = bfp_fields(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
-    return key, Blocks(block_size, *numbers, rounding_mode)
+    fields = bfp_fields(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
+    return key, Format(block_size, *fields, rounding_mode)
 
 
 def bfp_fields(
     is_microexponent: Any, bit_width: int, block_size: int, sub_block_size: int, sub_block_shift_bits: int
 ) -> tuple[int, int, int, int, int]:
-    """Return the fields `sub_block`, `max_shift`, `drop`, `lowest` and `highest` of Blocks for whole numbers of steps. It is
+    """Return the fields `sub_block`, `max_shift`, `drop`, `lowest` and `highest` of Format for whole numbers of steps. It is
     also compiled into libraries."""
     most = (1 << (bit_width - 9)) - 1
     if is_microexponent:
@@ -83,9 +83,9 @@ def bfp_fields(
     return block_size, 0, bit_width - 10, -most, most
 
 
-def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int, axis: int = 0) -> tuple[Key, Blocks]:
-    """Return the key and the blocks, without a shape, for attributes of MXQuantizeDequantize. `axis` has no effect on them.
-    Raise ValueError if an attribute is invalid."""
+def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int, axis: int = 0) -> tuple[Key, Format]:
+    """Return the key of a kernel and the numbers of the format for attributes of MXQuantizeDequantize. `axis` has no
+    effect on them. Raise ValueError if an attribute is invalid."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     positive("block_size", block_size)
@@ -94,17 +94,17 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
         key, drop = Key(x, None, FLOOR), INT8_FRACTION_BITS
     else:
         key, drop, rounding_mode = Key(x, element, FLOOR), math.floor(math.log2(element.highest)), HALF_TO_EVEN
-    return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
+    return key, Format(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
 
 
-def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tuple[Key, Blocks]:
-    """Return the key and the blocks, without a shape, for the codes of a Microscaling format."""
+def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tuple[Key, Format]:
+    """Return the key of a kernel and the numbers of the format for the codes of a Microscaling format."""
     _one_of("scale_rule", scale_rule, SCALE_RULES)
-    key, blocks = mx_format(x, **attributes)
-    return key._replace(rule=scale_rule, has_codes=True), blocks
+    key, numbers = mx_format(x, **attributes)
+    return key._replace(rule=scale_rule, has_codes=True), numbers
 
 
-def is_idempotent(key: Key, blocks: Blocks) -> bool:
+def is_idempotent(key: Key, numbers: Format) -> bool:
     """Return whether a second round trip to the format leaves float32 results as they are, even if some of them were replaced
     by 0 in between.
 
@@ -117,8 +117,8 @@ def is_idempotent(key: Key, blocks: Blocks) -> bool:
 
     A format that rounds to bfloat16 first does not change results whose m has at most 7 bits: no step is below 2 ** (-127 -
     drop), and the least bfloat16 is 2**-133."""
-    is_symmetric = blocks.lowest == -blocks.highest
-    return key.element is None and is_symmetric and (blocks.drop <= 6 or not key.rounds_to_bfloat16)
+    is_symmetric = numbers.lowest == -numbers.highest
+    return key.element is None and is_symmetric and (numbers.drop <= 6 or not key.rounds_to_bfloat16)
 
 
 class NvidiaFormat(NamedTuple):
@@ -130,10 +130,10 @@ class NvidiaFormat(NamedTuple):
     rule: str
     block_size: int  # the usual one
 
-    def format(self, x: ElementType, block_size: int, *, has_codes: bool) -> tuple[Key, Blocks]:
-        """Return the key and the blocks, without a shape."""
+    def format(self, x: ElementType, block_size: int, *, has_codes: bool) -> tuple[Key, Format]:
+        """Return the key of a kernel and the numbers of the format."""
         key = Key(x, self.codes, self.rule, has_codes=has_codes)
-        return key, Blocks(block_size, block_size, 0, 0, int(self.codes.lowest), int(self.codes.highest), HALF_TO_EVEN)
+        return key, Format(block_size, block_size, 0, 0, int(self.codes.lowest), int(self.codes.highest), HALF_TO_EVEN)
 
 
 NVIDIA_FORMATS = NVIDIA_NVFP4, NVIDIA_MXFP8 = (

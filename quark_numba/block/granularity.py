@@ -17,12 +17,8 @@ FAULTS = {
 }
 
 
-class Blocks(NamedTuple):
-    """The numbers of a block format, and of the loop over x.
-
-    x is viewed as an array of shape (outer, length, inner) in C order. Each `block` consecutive rows of the middle axis hold
-    `inner` blocks side by side, one in each column. The last block of an axis may have fewer rows. A block is divided into
-    sub-blocks of `sub_block` rows.
+class Format(NamedTuple):
+    """The numbers of a block format. A block has `block` elements, and is divided into sub-blocks of `sub_block` elements.
 
     An element is a whole number of steps, from `lowest` to `highest`, or a value of a float type times the step. The step is
     2**(e - drop), where e is the exponent of the largest element of the block. In a sub-block whose largest element has a
@@ -35,12 +31,19 @@ class Blocks(NamedTuple):
     lowest: int
     highest: int
     rounding_mode: int  # for whole numbers of steps
-    length: int = 0
-    inner: int = 0
+
+
+class Loop(NamedTuple):
+    """The loop over x, which is viewed as an array of shape (outer, length, inner) in C order. As many consecutive rows of the
+    middle axis as a block has elements hold `inner` blocks side by side, one in each column. The last block of an axis may have
+    fewer rows."""
+
+    length: int
+    inner: int
 
 
 def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """Return (fault, length, inner) for a shape given as a sequence of integers."""
+    """Return (fault, and the length and inner of the Loop) for a shape given as a sequence of integers."""
     rank = len(x_shape)
     size = 1
     for i in range(rank):

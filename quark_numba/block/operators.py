@@ -15,24 +15,9 @@ from ..declaration.operator import Operator
 from ..declaration.schema import Attribute, Kind, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT8E8M0, FLOAT32, UINT8
 from ..linear.versions import OWN_DOMAIN
-from . import standard_form
+from . import formats, standard_form
 from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize
-from .formats import (
-    BFP_METHODS,
-    MODE_NAMES,
-    MX_ELEMENT_TYPES,
-    NVIDIA_FORMATS,
-    NVIDIA_NVFP4,
-    ROUNDING_MODES,
-    NvidiaFormat,
-    bfp_format,
-    bfp_name,
-    is_idempotent,
-    mx_format,
-    mx_name_of,
-    positive,
-)
-from .granularity import AXIS, FAULTS, SCALE, Blocks, block_shape, whole_block_shape
+from .granularity import AXIS, FAULTS, SCALE, Format, block_shape, whole_block_shape
 from .key import X_TYPES, Key
 from .storage import codes_and_scales, mx_codes_and_factors, one
 
@@ -40,11 +25,10 @@ from .storage import codes_and_scales, mx_codes_and_factors, one
 def _operator(
     name: str,
     call: Callable[..., Any],
-    make_format: Callable[..., tuple[Key, Blocks]],
+    make_format: Callable[..., tuple[Key, Format]],
     describe: Callable[[Mapping[str, Any]], tuple[str, float]],
     docs: Mapping[str, str],
     values: Mapping[str, tuple[Any, ...]],
-    standard: Callable[..., Sequence[Any]],
     stored: Callable[[Mapping[str, Any]], StoredForm] | None = None,
 ) -> Operator:
     """Return a declaration. ``make_format(type of x, attributes)`` returns the key of a kernel, and the numbers of the format.
@@ -52,7 +36,7 @@ def _operator(
     names the format. `values` has the possible values of attributes that have only a few. The defaults of attributes are those
     of `call`."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
-    defaults["rounding_mode"] = MODE_NAMES[defaults["rounding_mode"]]
+    defaults["rounding_mode"] = formats.MODE_NAMES[defaults["rounding_mode"]]
     kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
     own_attributes = tuple(
         Attribute(name, defaults[name], doc, kinds[type(defaults[name])], values=values.get(name, ()))
@@ -62,16 +46,18 @@ def _operator(
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         x = inputs[0] or Tensor(None, None)
-        _, blocks = make_format(x.element_type or X_TYPES[0], **attributes)
+        _, numbers = make_format(x.element_type or X_TYPES[0], **attributes)
         if x.shape is not None:
             # An unknown dimension is replaced by any number.
-            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
+            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], numbers.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        returns_own = is_idempotent(*make_format(X_TYPES[0], **attributes))  # raises ValueError if an attribute is invalid
+        returns_own = formats.is_idempotent(
+            *make_format(X_TYPES[0], **attributes)
+        )  # raises ValueError if an attribute is invalid
         return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes), returns_own)
 
     return Operator(
@@ -90,13 +76,13 @@ def _operator(
         formats=dict.fromkeys(format_attribute.values),
         select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
         meaning=meaning,
-        standard_form=standard,
+        standard_form=functools.partial(standard_form.round_trip, make_format),
         runs_on_gpus=True,
     )
 
 
 def _mx_stored(attributes: Mapping[str, Any]) -> StoredForm:
-    element_type = MX_ELEMENT_TYPES[attributes["element_dtype"]]
+    element_type = formats.MX_ELEMENT_TYPES[attributes["element_dtype"]]
     return StoredForm(element_type, functools.partial(mx_codes_and_factors, **attributes))
 
 
@@ -107,8 +93,8 @@ _ROUNDING_MODE = "How halves are rounded: 0 away from zero, 1 upward, 2 to even.
 BFP = _operator(
     "BFPQuantizeDequantize",
     bfp_quantize_dequantize,
-    bfp_format,
-    bfp_name,
+    formats.bfp_format,
+    formats.bfp_name,
     {
         "bfp_method": "The rules for Inf and NaN, and whether there are sub-blocks.",
         "axis": _AXIS,
@@ -119,28 +105,30 @@ BFP = _operator(
         "sub_block_shift_bits": 'For "to_bfp_prime": bits of the shift that a sub-block takes off the exponent, 0..8.',
         "convert_to_bfloat_before_bfp": "1: round x to bfloat16 first.",
     },
-    {"bfp_method": (*BFP_METHODS,), "rounding_mode": (*ROUNDING_MODES,), "convert_to_bfloat_before_bfp": (0, 1)},
-    standard_form.bfp,
+    {
+        "bfp_method": (*formats.BFP_METHODS,),
+        "rounding_mode": (*formats.ROUNDING_MODES,),
+        "convert_to_bfloat_before_bfp": (0, 1),
+    },
 )
 MX = _operator(
     "MXQuantizeDequantize",
     mx_quantize_dequantize,
-    mx_format,
-    mx_name_of,
+    formats.mx_format,
+    formats.mx_name_of,
     {
         "element_dtype": "The element type, to which x / scale is rounded.",
         "axis": _AXIS,
         "block_size": _BLOCK_SIZE,
         "rounding_mode": f"For int8. {_ROUNDING_MODE}",
     },
-    {"element_dtype": (*MX_ELEMENT_TYPES,), "rounding_mode": (*ROUNDING_MODES,)},
-    standard_form.mx,
+    {"element_dtype": (*formats.MX_ELEMENT_TYPES,), "rounding_mode": (*formats.ROUNDING_MODES,)},
     _mx_stored,
 )
 QUARKS = BFP, MX
 
 # By name: (type of x, attributes) -> the key of a kernel, and the numbers of the format.
-FORMATS: Mapping[str, Callable[..., tuple[Key, Blocks]]] = {BFP.name: bfp_format, MX.name: mx_format}
+FORMATS: Mapping[str, Callable[..., tuple[Key, Format]]] = {BFP.name: formats.bfp_format, MX.name: formats.mx_format}
 
 
 # The operators of TensorRT, for the dialect to name, and those that `optimize` writes. Their blocks are whole.
@@ -152,7 +140,7 @@ _NVIDIA_DOCS = {
 }
 
 
-def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str) -> Operator:
+def quantizer(domain: str, name: str, nvidia: formats.NvidiaFormat, type_attribute: str) -> Operator:
     """Return the declaration of an operator with codes and scales as outputs. The attribute `type_attribute` is the number of a
     type, and always has the same value."""
     scales = UINT8 if nvidia.scales is FLOAT8E8M0 else nvidia.scales  # powers of two are exponents of uint8
@@ -168,8 +156,8 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
         infer([None, None], attributes)
         x_array, element_type = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, blocks = nvidia.format(element_type, attributes["block_size"], has_codes=True)
-        codes, factors = codes_and_scales(key, blocks, x_array, attributes["axis"], one(scale))
+        key, numbers = nvidia.format(element_type, attributes["block_size"], has_codes=True)
+        codes, factors = codes_and_scales(key, numbers, x_array, attributes["axis"], one(scale))
         return codes, factors.view(scales.dtype)
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> DynamicQuantize[AnyOperand]:
@@ -198,7 +186,7 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
     )
 
 
-def _round_trip(nvidia: NvidiaFormat) -> Operator:
+def _round_trip(nvidia: formats.NvidiaFormat) -> Operator:
     name = _round_trip_name(nvidia)
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
@@ -209,8 +197,8 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
         infer([None, None], attributes)
         x_array, _ = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, blocks = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
-        return convert(key, blocks, x_array, attributes["axis"], None, tensor_scale=one(scale))
+        key, numbers = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
+        return convert(key, numbers, x_array, attributes["axis"], None, tensor_scale=one(scale))
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
         infer([None] * len(inputs), attributes)
@@ -233,19 +221,19 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
     )
 
 
-def _round_trip_name(nvidia: NvidiaFormat) -> str:
+def _round_trip_name(nvidia: formats.NvidiaFormat) -> str:
     return f"{nvidia.name.upper()}QuantizeDequantize"
 
 
 def _nvidia_operator(
-    nvidia: NvidiaFormat, *, types: Mapping[str, Any], attributes: tuple[Attribute, ...] = (), **fields: Any
+    nvidia: formats.NvidiaFormat, *, types: Mapping[str, Any], attributes: tuple[Attribute, ...] = (), **fields: Any
 ) -> Operator:
     inputs = (Parameter("x", "T", "What to quantize."), Parameter("scale", "S", "One element: the scale of the whole tensor."))
     axis = Attribute("axis", -1, "The axis along which blocks are cut, -r..r-1.")
     block_size = Attribute(
         "block_size", nvidia.block_size, "Elements that share a scale. It divides the length of x along `axis`."
     )
-    has_scale = nvidia is NVIDIA_NVFP4
+    has_scale = nvidia is formats.NVIDIA_NVFP4
     return Operator(
         family="block",
         types={**types, "S": (FLOAT32,)} if has_scale else types,
@@ -269,7 +257,7 @@ def _infer_whole_blocks(
     inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]
 ) -> tuple[Tensor, list[int | None] | None]:
     """Return x and the shape of the scales. Raise ValueError if an attribute is invalid, or if the known shapes do not fit."""
-    axis, block_size = int(attributes["axis"]), positive("block_size", int(attributes["block_size"]))
+    axis, block_size = int(attributes["axis"]), formats.positive("block_size", int(attributes["block_size"]))
     x = inputs[0] or Tensor(None, None)
     scale = inputs[1] if len(inputs) > 1 else None
     if scale and scale.shape is not None and any(length not in (None, 1) for length in scale.shape):
@@ -282,4 +270,4 @@ def _infer_whole_blocks(
     return x, [length // block_size if i == axis and length is not None else length for i, length in enumerate(x.shape)]
 
 
-OPERATORS = (*QUARKS, *map(_round_trip, NVIDIA_FORMATS))
+OPERATORS = (*QUARKS, *map(_round_trip, formats.NVIDIA_FORMATS))

@@ -13,10 +13,10 @@ from ..arrays.chunks import Cut, Result, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT8E8M0, INT8, ElementType
 from ..linear.calls import dequantize
-from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, shape_of_blocks
+from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, loop_of, shape_of_blocks
 from .dispatch import TABLE
 from .formats import INT8_FRACTION_BITS, MX_ATTRIBUTES, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
-from .granularity import FAULTS, SCALE, Blocks, block_shape
+from .granularity import FAULTS, SCALE, Format
 from .key import FLOAT4E2M1, FLOAT8E4M3FN, X_TYPES, Key
 
 
@@ -72,8 +72,8 @@ def mx_quantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
-    return codes_and_scales(key, blocks, x_array, axis)
+    key, numbers = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
+    return codes_and_scales(key, numbers, x_array, axis)
 
 
 @keeps_labels
@@ -116,8 +116,8 @@ def nvfp4_quantize(
     """
     x_array, element_type = block_input(x)
     block_size = positive("block_size", index(block_size, "block_size"))
-    key, blocks = NVIDIA_NVFP4.format(element_type, block_size, has_codes=True)
-    return codes_and_scales(key, blocks, x_array, axis, one(tensor_scale))
+    key, numbers = NVIDIA_NVFP4.format(element_type, block_size, has_codes=True)
+    return codes_and_scales(key, numbers, x_array, axis, one(tensor_scale))
 
 
 @keeps_labels
@@ -137,24 +137,23 @@ def nvfp4_dequantize(
 
 
 def codes_and_scales(
-    key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE
+    key: Key, numbers: Format, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and scales of an array of numpy or dask, for a key with codes."""
     axis = axis_of(x.shape, axis)
-    function = functools.partial(_quantize_chunk, key, blocks, tensor_scale, axis)
-    results = [Result(key.y.dtype), Result(key.scales.dtype, blocks.block)]
-    codes, scales = map_chunks(function, x, results, axis=axis, block=blocks.block)
+    function = functools.partial(_quantize_chunk, key, numbers, tensor_scale, axis)
+    results = [Result(key.y.dtype), Result(key.scales.dtype, numbers.block)]
+    codes, scales = map_chunks(function, x, results, axis=axis, block=numbers.block)
     return codes, scales
 
 
 def _quantize_chunk(
-    key: Key, blocks: Blocks, tensor_scale: np.float32, axis: int, x: NDArray[Any]
+    key: Key, numbers: Format, tensor_scale: np.float32, axis: int, x: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    _, length, inner = block_shape(x.shape, axis, blocks.block)
     codes = np.empty(x.shape, key.y.dtype)
-    scales = np.empty(shape_of_blocks(x.shape, axis, blocks.block), key.scales.dtype)
+    scales = np.empty(shape_of_blocks(x.shape, axis, numbers.block), key.scales.dtype)
     arrays = flat(x, key.x), flat(codes, key.y), flat(scales, key.scales).view(np.uint8)
-    TABLE[key].run(x.size, *arrays, tensor_scale, blocks._replace(length=length, inner=inner))
+    TABLE[key].run(x.size, *arrays, tensor_scale, numbers, loop_of(x.shape, axis, numbers))
     return codes, scales
 
 

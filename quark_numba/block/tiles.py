@@ -18,19 +18,19 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at
 from ..compiling.jit import unsigned
 from . import arithmetic
+from .arithmetic import find_least, is_ordinary
 from .formats import HALF_UPWARD
-from .granularity import Blocks
+from .granularity import Format
 from .key import Key
 
 
 @functools.cache
-def prepare_function(key: Key, blocks: Blocks) -> Any:
+def prepare_function(numbers: Format) -> Any:
     """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if
     the format has no functions for ordinary blocks."""
-    if not has_ordinary_functions(blocks):
+    if not has_ordinary_functions(numbers):
         return None
-    functions, max_shift = arithmetic.ordinary_functions(key), np.uint32(_max_shift(blocks))
-    is_ordinary, find_least = functions.is_ordinary, functions.find_least
+    max_shift = np.uint32(numbers.max_shift if numbers.sub_block < numbers.block else 0)
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
         """Return whether any block is not ordinary. For each block, a 32-bit word at `largest_address` holds the largest
@@ -47,23 +47,19 @@ def prepare_function(key: Key, blocks: Blocks) -> Any:
     return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
 
 
-def _max_shift(blocks: Blocks) -> int:
-    return blocks.max_shift if blocks.sub_block < blocks.block else 0
-
-
-def ordinary_names(key: Key, blocks: Blocks) -> dict[str, Any]:
+def ordinary_names(key: Key, numbers: Format) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
-    f32, functions = np.float32, arithmetic.ordinary_functions(key)
+    f32 = np.float32
     return {
-        "measure": functions.measure,
-        "find_anchor": functions.find_anchor,
-        "drop": np.int32(blocks.drop),
-        "convert": arithmetic.ordinary_converters(key)[blocks.rounding_mode],
-        "bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0)),
+        "measure": arithmetic.magnitude_measure(key),
+        "find_anchor": arithmetic.anchor_finder(key),
+        "drop": np.int32(numbers.drop),
+        "convert": arithmetic.ordinary_converters(key)[numbers.rounding_mode],
+        "bounds": (f32(numbers.lowest), f32(numbers.highest), f32(0)),
     }
 
 
-def closed_function(key: Key, blocks: Blocks) -> Any:
+def closed_function(key: Key, numbers: Format) -> Any:
     """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
     None if even clipping at 0 alone (Relu) may give values outside of the format.
 
@@ -72,24 +68,23 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     type does not have all mantissa bits set, as in float8e4m3fn, that element may be above it. `lowest` has to be 0. Where
     `highest` replaces an element, `highest` is the largest element of the block. So it has to be a value of the format in such
     a block."""
-    most = key.element.highest if key.element else blocks.highest
-    bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
-    if not has_ordinary_functions(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
+    most = key.element.highest if key.element else numbers.highest
+    bits = key.element.mantissa_bits + 1 if key.element else int(numbers.highest).bit_length()
+    if not has_ordinary_functions(numbers) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
-    functions, names = arithmetic.ordinary_functions(key), ordinary_names(key, blocks)
-    ordinary, find_least = functions.is_ordinary, functions.find_least
+    names = ordinary_names(key, numbers)
     measure, find_anchor, convert = names["measure"], names["find_anchor"], names["convert"]
-    drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(blocks.max_shift)
+    drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(numbers.max_shift)
 
     def is_closed(lowest: Any, highest: Any) -> Any:
         magnitude = measure(highest, mask)
         rounded = convert(highest, find_anchor(magnitude, find_least(magnitude, shift), drop), bounds)
-        return lowest == np.float32(0) and highest > np.float32(0) and ordinary(magnitude) and rounded == highest
+        return lowest == np.float32(0) and highest > np.float32(0) and is_ordinary(magnitude) and rounded == highest
 
     return jit.inline(is_closed)
 
 
-def has_ordinary_functions(blocks: Blocks) -> bool:
+def has_ordinary_functions(numbers: Format) -> bool:
     """Return whether the functions of ``arithmetic`` for ordinary blocks support the format."""
-    is_symmetric = blocks.lowest == -blocks.highest
-    return is_symmetric and blocks.max_shift <= arithmetic.MAX_SHIFT and blocks.rounding_mode != HALF_UPWARD
+    is_symmetric = numbers.lowest == -numbers.highest
+    return is_symmetric and numbers.max_shift <= arithmetic.MAX_SHIFT and numbers.rounding_mode != HALF_UPWARD

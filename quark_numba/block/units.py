@@ -23,63 +23,63 @@ class Runs(NamedTuple):
 
 
 @jit.function
-def runs_of(size: int, blocks: Any) -> Any:
+def runs_of(size: int, numbers: Any, loop: Any) -> Any:
     """Return the Runs of a tensor of `size` elements."""
-    outer = size // blocks.length
-    whole, rest = divmod(blocks.length, blocks.block)
-    width = max(1, TILE // min(blocks.block, blocks.length))
+    outer = size // loop.length
+    whole, rest = divmod(loop.length, numbers.block)
+    width = max(1, TILE // min(numbers.block, loop.length))
     tails = outer if rest else outer * 0
     if whole >= outer:
-        return Runs(outer, whole, blocks.block, blocks.length, width, tails)
-    return Runs(whole, outer, blocks.length, blocks.block, width, tails)
+        return Runs(outer, whole, numbers.block, loop.length, width, tails)
+    return Runs(whole, outer, loop.length, numbers.block, width, tails)
 
 
 @jit.inline
-def blocks_of_unit(unit: int, runs: Any, blocks: Any) -> Any:
+def blocks_of_unit(unit: int, runs: Any, numbers: Any, loop: Any) -> Any:
     """Return (start, stride, count, rows): the unit is `count` blocks of `rows` elements. The first block begins at element
     `start`, and each further block begins `stride` elements after the previous one."""
     units_of_run = -(-runs.blocks // runs.width)
     if unit < runs.runs * units_of_run:
         run, i = divmod(unit, units_of_run)
         at = i * runs.width
-        return run * runs.between + at * runs.stride, runs.stride, min(runs.width, runs.blocks - at), blocks.block
+        return run * runs.between + at * runs.stride, runs.stride, min(runs.width, runs.blocks - at), numbers.block
     at = (unit - runs.runs * units_of_run) * runs.width
-    rows = blocks.length % blocks.block
-    return (at + 1) * blocks.length - rows, blocks.length, min(runs.width, runs.tails - at), rows
+    rows = loop.length % numbers.block
+    return (at + 1) * loop.length - rows, loop.length, min(runs.width, runs.tails - at), rows
 
 
 @jit.function
-def unit_shape(blocks: Any) -> Any:
+def unit_shape(numbers: Any, loop: Any) -> Any:
     """Return (width, across), which divide blocks side by side (`inner` is not 1) into units: a unit is `width` columns of a
     row of blocks, and the row has `across` units."""
-    sub_blocks = -(-min(blocks.block, blocks.length) // blocks.sub_block)
-    across = -(-blocks.inner // max(1, TILE // sub_blocks))
-    return -(-blocks.inner // across), across
+    sub_blocks = -(-min(numbers.block, loop.length) // numbers.sub_block)
+    across = -(-loop.inner // max(1, TILE // sub_blocks))
+    return -(-loop.inner // across), across
 
 
 @jit.function
-def count_units(size: int, blocks: Any) -> int:
+def count_units(size: int, numbers: Any, loop: Any) -> int:
     """Return the number of units of a tensor of `size` elements. Threads share the units; a thread does its units in order."""
     if size == 0:
         return 0
-    if blocks.inner == 1:
-        runs = runs_of(size, blocks)
+    if loop.inner == 1:
+        runs = runs_of(size, numbers, loop)
         return runs.runs * -(-runs.blocks // runs.width) + -(-runs.tails // runs.width)
-    _, across = unit_shape(blocks)
-    return size // (blocks.length * blocks.inner) * -(-blocks.length // blocks.block) * across
+    _, across = unit_shape(numbers, loop)
+    return size // (loop.length * loop.inner) * -(-loop.length // numbers.block) * across
 
 
 @jit.function
-def sub_blocks_at_a_time(blocks: Any) -> int:
+def sub_blocks_at_a_time(numbers: Any, loop: Any) -> int:
     """Return the largest number of steps of a unit: the number of elements of a tile, or the number of sub-blocks of one column
     if that is larger."""
-    return max(TILE, -(-min(blocks.block, blocks.length) // blocks.sub_block))
+    return max(TILE, -(-min(numbers.block, loop.length) // numbers.sub_block))
 
 
 @jit.function
-def scratch_size(blocks: Any) -> int:
+def scratch_size(numbers: Any, loop: Any) -> int:
     """Return the number of 32-bit words that `run` needs as scratch memory."""
-    return 2 * sub_blocks_at_a_time(blocks) + 3 * TILE
+    return 2 * sub_blocks_at_a_time(numbers, loop) + 3 * TILE
 
 
 # The smallest number of columns of a piece of `run_packed`. These columns are whole bytes, however many codes a byte has.
@@ -87,30 +87,30 @@ _MIN_COLUMNS = 64
 
 
 @jit.function
-def piece_columns(blocks: Any, per_byte: int) -> int:
+def piece_columns(numbers: Any, loop: Any, per_byte: int) -> int:
     """Return the number of columns of a piece of `run_packed`. A piece is one or more whole rows of blocks side by side. Only a
     row that is longer than a tile, and whose lines begin and end with whole bytes, is cut into pieces of fewer columns."""
-    if blocks.inner == 1 or blocks.inner % per_byte or blocks.block * blocks.inner <= TILE:
-        return blocks.inner
-    return min(blocks.inner, max(1, TILE // blocks.block // _MIN_COLUMNS) * _MIN_COLUMNS)
+    if loop.inner == 1 or loop.inner % per_byte or numbers.block * loop.inner <= TILE:
+        return loop.inner
+    return min(loop.inner, max(1, TILE // numbers.block // _MIN_COLUMNS) * _MIN_COLUMNS)
 
 
 @jit.function
-def piece_size(blocks: Any, per_byte: int) -> int:
+def piece_size(numbers: Any, loop: Any, per_byte: int) -> int:
     """Return the largest number of elements of a piece of `run_packed`. A piece of whole rows has an even number of
     elements."""
-    columns = piece_columns(blocks, per_byte)
-    row = blocks.block * columns
-    if columns < blocks.inner:
+    columns = piece_columns(numbers, loop, per_byte)
+    row = numbers.block * columns
+    if columns < loop.inner:
         return row
     count = max(1, TILE // row)
     return row * (count + count * row % 2)
 
 
 @jit.function
-def count_pieces(size: int, blocks: Any, per_byte: int) -> int:
+def count_pieces(size: int, numbers: Any, loop: Any, per_byte: int) -> int:
     """Return the number of pieces of a tensor of `size` elements."""
-    columns = piece_columns(blocks, per_byte)
-    if columns < blocks.inner:
-        return size // (blocks.block * blocks.inner) * -(-blocks.inner // columns)
-    return -(-size // piece_size(blocks, per_byte))
+    columns = piece_columns(numbers, loop, per_byte)
+    if columns < loop.inner:
+        return size // (numbers.block * loop.inner) * -(-loop.inner // columns)
+    return -(-size // piece_size(numbers, loop, per_byte))

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from .lock import created_once
 from .python_calls import get_or_compile
-from .threads import run_on_threads, start_pool
+from .threads import run_on_threads
 
 K = TypeVar("K")
 
@@ -39,23 +39,16 @@ class Kernel:
         name = f"serial_{family}_{getattr(self.key, 'name', self.key)}"
         return get_or_compile(name, lambda: self._kernels.serial_kernel(self.key))
 
-    @property
-    def parallel(self) -> Any:
-        """The variant for a call on large arrays, which runs on Numba's threads."""
-        start_pool()
-        return self._parallel
-
     @created_once
-    def _parallel(self) -> Any:
+    def parallel(self) -> Any:
+        """The variant for a call on large arrays, which runs on Numba's threads. They have to run (`run_on_threads`)."""
         return self._kernels.parallel_kernel(self.key)
 
     def run(self, cost: int, *operands: Any) -> None:
-        """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it."""
-        if cost < _PARALLEL_COST or not run_on_threads(lambda slices: self.parallel(*operands, slices)):
-            self.run_alone(*operands)
-
-    def run_alone(self, *operands: Any) -> None:
-        """Run the kernel on arrays, on this thread. Raise MemoryError if memory runs out."""
+        """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it, else on this
+        thread. Raise MemoryError if memory runs out."""
+        if cost >= _PARALLEL_COST and run_on_threads(lambda slices: self.parallel(*operands, slices)):
+            return
         if self.serial(*operands) is False:
             raise MemoryError("not enough memory for a kernel's intermediate results")
 

@@ -51,9 +51,13 @@ class ObjectFile(NamedTuple):
         if missing:
             raise LookupError(f"an object file needs {', '.join(missing)}")
         engine = _engine()
-        engine.add_stubs(stubs)
-        addresses = engine.add(self.code, self.symbols.values())
-        return dict(zip(self.symbols, addresses, strict=True))
+        _add_stubs(engine, stubs)
+        engine.add_object_file(ll.ObjectFileRef.from_data(self.code))
+        engine.finalize_object()
+        addresses = {name: engine.get_function_address(symbol) for name, symbol in self.symbols.items()}
+        if not all(addresses.values()):
+            raise LookupError("an object file lacks a function")
+        return addresses
 
 
 def compile_assembly(text: str) -> bytes:
@@ -72,31 +76,18 @@ def _machine() -> Any:
     return ll.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
 
 
-class _Engine:
-    """LLVM's engine that owns the loaded code."""
+# The stubs that the engine has.
+_stubs: set[str] = set()
 
-    def __init__(self) -> None:
-        import llvmlite.binding as ll
 
-        self._ll: Any = ll
-        self._stubs: set[str] = set()
-        self._engine = ll.create_mcjit_compiler(ll.parse_assembly(_MEMORY_STUBS), _machine())
+def _add_stubs(engine: Any, names: set[str]) -> None:
+    """Add functions without parameters that end the process."""
+    import llvmlite.binding as ll
 
-    def add_stubs(self, names: set[str]) -> None:
-        """Add functions without parameters that end the process."""
-        if new := names - self._stubs:
-            self._stubs |= new
-            texts = (f"define void @{name}() {{\n call void @llvm.trap()\n unreachable\n}}\n" for name in sorted(new))
-            self._engine.add_module(self._ll.parse_assembly("declare void @llvm.trap()\n" + "".join(texts)))
-
-    def add(self, code: bytes, symbols: Any) -> list[int]:
-        """Add an object file. Return the addresses of its functions with these symbols."""
-        self._engine.add_object_file(self._ll.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        addresses = [self._engine.get_function_address(symbol) for symbol in symbols]
-        if not all(addresses):
-            raise LookupError("an object file lacks a function")
-        return addresses
+    if new := names - _stubs:
+        _stubs.update(new)
+        texts = (f"define void @{name}() {{\n call void @llvm.trap()\n unreachable\n}}\n" for name in sorted(new))
+        engine.add_module(ll.parse_assembly("declare void @llvm.trap()\n" + "".join(texts)))
 
 
 _MEMORY_STUBS = """
@@ -114,5 +105,8 @@ _MEMORY_STUBS = """
 
 
 @functools.cache
-def _engine() -> _Engine:
-    return _Engine()
+def _engine() -> Any:
+    """Return LLVM's engine that owns the loaded code."""
+    import llvmlite.binding as ll
+
+    return ll.create_mcjit_compiler(ll.parse_assembly(_MEMORY_STUBS), _machine())

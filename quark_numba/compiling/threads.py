@@ -69,7 +69,7 @@ def start_pool() -> None:
         start_tbb = run_in_creation(_tbb_starter)
         if start_tbb:
             start_tbb(sys.modules["numba"].config.NUMBA_NUM_THREADS)
-        run_in_creation(_start_pool)
+        run_in_creation(sys.modules["numba"].get_num_threads)
 
 
 def _tbb_starter() -> Callable[[int], None] | None:
@@ -87,12 +87,6 @@ def _tbb_starter() -> Callable[[int], None] | None:
         return None
     starter: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int)(tbbpool.launch_threads)
     return starter
-
-
-def _start_pool() -> None:
-    import numba
-
-    numba.get_num_threads()
 
 
 def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -3,18 +3,7 @@
 Registration with ONNX Runtime, schemas, the reference evaluator, the optimizer, the command and the tables of the documentation
 read the declarations. None of them knows an operator by name."""
 
-from .meaning import (
-    Affine,
-    AnyOperand,
-    BlockRoundTrip,
-    Dequantize,
-    DynamicQuantize,
-    FakeQuantize,
-    Meaning,
-    Quantize,
-    RoundTrip,
-    StoredForm,
-)
+from .meaning import Affine, AnyOperand, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, RoundTrip
 from .operator import Operator
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
 from .standard_form import Builder
@@ -37,7 +26,6 @@ __all__ = [
     "Quantize",
     "RoundTrip",
     "Shape",
-    "StoredForm",
     "Tensor",
     "known",
     "shape_text",

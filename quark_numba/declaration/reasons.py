@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class Invalid(str):
     """The reason of a node that is not valid, or that comes after such a node."""
@@ -13,6 +17,13 @@ class NotRewrittenError(Exception):
     @property
     def reason(self) -> str:
         return self.args[0]
+
+
+def require(value: T | None, reason: str) -> T:
+    """Return a value. Raise NotRewrittenError for this reason if it is None."""
+    if value is None:
+        raise NotRewrittenError(reason)
+    return value
 
 
 def stays_if(condition: object, reason: str) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..element_types import ElementType
 from .meaning import AnyOperand
-from .reasons import NotRewrittenError, stays_if
+from .reasons import require, stays_if
 from .schema import Shape
 
 # The inputs of nodes: operands, or constants.
@@ -62,10 +62,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NotRewrittenError if it is not known."""
-        shape = self.shape(x)
-        if shape is None:
-            raise NotRewrittenError("the rank of its x is not known")
-        return len(shape)
+        return len(require(self.shape(x), "the rank of its x is not known"))
 
     # Operators whose form depends on the opset, or on what is given.
 
@@ -90,6 +87,12 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return x in another shape. As in ONNX, 0 stands for the dimension that x has, and one -1 for what is left."""
         return self("Reshape", x, int64s(*shape))
 
+    def along(self, given: Given, x: AnyOperand, axis: int) -> Given:
+        """Return parameters, one for each index along an axis of x, in a shape that broadcasts to x."""
+        rank = self.rank(x)
+        ones = [1] * (rank - 1 - axis % rank)
+        return given.reshape([*given.shape, *ones]) if is_constant(given) else self.reshape(given, [-1, *ones])
+
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
@@ -111,10 +114,8 @@ class Builder(ABC, Generic[AnyOperand]):
         NotRewrittenError if no dimension of x is known to be more than 1."""
         if number.size != 1 or not self.is_beside_product:
             return number
-        shape = self._shape_of_several(x)
-        if shape is None:
-            raise NotRewrittenError("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
-        return np.full(shape, number.reshape(()))
+        shape, reason = self._shape_of_several(x), "ONNX Runtime may fuse it with the MatMul beside it"
+        return np.full(require(shape, f"{reason}, as no length of its x is known"), number.reshape(()))
 
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
@@ -171,13 +172,6 @@ def one(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array whose elements have the same bits as one element without a shape."""
     first = array.reshape(-1)[:1]
     return first.reshape(()) if array.size and array.tobytes() == array.size * first.tobytes() else array
-
-
-def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
-    """Return parameters, one for each index along an axis, in a shape that broadcasts to x. One element has no shape."""
-    if array.size == 1:
-        return array.reshape(())
-    return array.reshape([*array.shape, *[1] * (rank - 1 - axis % rank)])
 
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:

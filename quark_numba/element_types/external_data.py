@@ -50,12 +50,6 @@ def real_path(location: str, folder: str, *others: str) -> str:
     return path
 
 
-def read(tensor: onnx.TensorProto, folder: str, size: int | None = None) -> bytes:
-    """Return the bytes of a tensor in a file of a folder, as `read_from` does."""
-    with opened(place_of(tensor).location, folder) as file:
-        return read_from(file, tensor, size)
-
-
 def read_from(file: BinaryIO, tensor: onnx.TensorProto, size: int | None = None) -> bytes:
     """Return the bytes of a tensor in an open file. `size` is the number of bytes that the elements need. If it is None, the
     tensor gives the number, or the bytes run to the end of the file. Raise ValueError or OSError if they cannot be read."""

@@ -101,7 +101,8 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
         raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")
     if uses_external_data(tensor):
         try:
-            content = external_data.read(tensor, base_dir)
+            with external_data.opened(external_data.place_of(tensor).location, base_dir) as file:
+                content = external_data.read_from(file, tensor)
         except (OSError, ValueError) as error:
             raise ValueError(f"tensor {tensor.name!r}: {reason_of(error)}") from None
         tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=content)

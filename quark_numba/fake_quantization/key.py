@@ -14,13 +14,12 @@ class Form(NamedTuple):
     element; all other parameters broadcast to x. `expected` says which values are valid, for messages. `is_double` tells
     whether the arithmetic is in float64, `has_modes` whether a node may have another rounding mode than ROUND."""
 
-    name: str
     numbers: int
     parameters: tuple[str, ...]
     single: tuple[str, ...]
     expected: str
     is_double: bool = False
-    has_modes: bool = True
+    has_modes: bool = False
 
 
 MAX_BITS = 64
@@ -34,30 +33,26 @@ CASTS = ("float16", "bfloat16")
 
 _LIMITS = "input_low input_high output_low output_high"
 _PARTS = "exponent_bits mantissa_bits exponent_bias max_val has_inf has_nan saturation"
+_TRUNCATION = "scale zero_point in_bits out_scale out_bits signed narrow"
 
 
-def _form(name: str, numbers: int, parameters: str, single: str, expected: str, **others: bool) -> Form:
-    return Form(name, numbers, tuple(parameters.split()), tuple(single.split()), expected, **others)
+def _form(numbers: int, parameters: str, single: str, expected: str, **others: bool) -> Form:
+    return Form(numbers, tuple(parameters.split()), tuple(single.split()), expected, **others)
 
 
 # What each form computes is in `arithmetic`.
-_FORMS = (
-    _form("integer", 4, "scale zero_point bit_width signed narrow", "bit_width signed narrow", _BITS),
-    _form("codes", 3, "scale low high", "", "any numbers", has_modes=False),
-    _form("bipolar", 1, "scale", "", "any numbers", has_modes=False),
-    _form(
-        "truncation", 7, "scale zero_point in_bits out_scale out_bits signed narrow", "in_bits out_bits signed narrow", _BITS
-    ),
-    _form("minifloat", 5, f"scale {_PARTS}", _PARTS, _MINIFLOAT),
-    _form(
-        "threshold", 3, "threshold bit_width signed", "bit_width signed", f"a threshold above 0, and {_BITS}", has_modes=False
-    ),
-    _form("range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", has_modes=False),
-    _form("levels", 8, f"{_LIMITS} levels", "levels", "a whole number of levels that is at least 2", has_modes=False),
-    _form("offset range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True, has_modes=False),
-    *(_form(name, 0, "", "", "no parameters", has_modes=False) for name in CASTS),
-)
-FORMS = {form.name: form for form in _FORMS}
+FORMS = {
+    "integer": _form(4, "scale zero_point bit_width signed narrow", "bit_width signed narrow", _BITS, has_modes=True),
+    "codes": _form(3, "scale low high", "", "any numbers"),
+    "bipolar": _form(1, "scale", "", "any numbers"),
+    "truncation": _form(7, _TRUNCATION, "in_bits out_bits signed narrow", _BITS, has_modes=True),
+    "minifloat": _form(5, f"scale {_PARTS}", _PARTS, _MINIFLOAT, has_modes=True),
+    "threshold": _form(3, "threshold bit_width signed", "bit_width signed", f"a threshold above 0, and {_BITS}"),
+    "range": _form(3, "min max bit_width", "bit_width", f"min below max, and {_BITS}"),
+    "levels": _form(8, f"{_LIMITS} levels", "levels", "a whole number of levels that is at least 2"),
+    "offset range": _form(3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True),
+    **{name: _form(0, "", "", "no parameters") for name in CASTS},
+}
 
 # The rounding modes, by the names that models have; their case does not matter.
 _MODES = {

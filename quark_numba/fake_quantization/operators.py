@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import AnyOperand, Attribute, Builder, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, Builder, FakeQuantize, Operator, Option, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32, FLOAT64, INT32, names
 from ..element_types.operands import INT64
 from ..linear.versions import OWN_DOMAIN
@@ -79,10 +79,10 @@ def operator(
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         unknown = Tensor(None, None)
-        known = [tensor or unknown for tensor in tensors]
-        meant = meaning(known, attributes)
-        named = names_of(meant, known)
-        x = known[0]
+        given = [tensor or unknown for tensor in tensors]
+        meant = meaning(given, attributes)
+        named = names_of(meant, given)
+        x = given[0]
         key = key_of(meant)
         for name, value in meant.parameters.items():
             shape = value.shape if isinstance(value, Tensor) else None
@@ -95,9 +95,7 @@ def operator(
                 continue
             # An unknown dimension of x is replaced by one that fits.
             padded = [1] * (len(x.shape) - len(whole)) + [*whole]
-            pairs = zip(x.shape, padded[-len(x.shape) :], strict=False)
-            fitting = [fits if length is None else length for length, fits in pairs]
-            if first_place(fitting, whole) < 0:
+            if first_place(known(x.shape, padded[-len(x.shape) :]), whole) < 0:
                 expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
                 raise ValueError(f"{named[name]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]
@@ -149,13 +147,11 @@ def lengths(name: str, shape: Sequence[Any], axis: int | str | None, rank: int |
 
 def _own(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
     x, *parameters = inputs
-    form = attributes["form"]
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    form, mode = select(attributes["form"], attributes["rounding_mode"])
     names = FORMS[form].parameters
     if len(parameters) != len(names):
         raise ValueError(f"the node has {len(parameters)} parameters; expected {len(names)}: {', '.join(names)}")
-    return FakeQuantize(x, form, attributes["rounding_mode"], dict(zip(names, parameters, strict=True)))
+    return FakeQuantize(x, form, mode, dict(zip(names, parameters, strict=True)))
 
 
 FAKE_QUANTIZE = operator(

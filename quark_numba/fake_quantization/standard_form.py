@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..declaration.meaning import AnyOperand, FakeQuantize
 from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, along, is_constant, one
+from ..declaration.standard_form import Builder, Given, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from .calls import prepare
 from .key import FORMS, Key, select
@@ -100,17 +100,16 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
             raise NotRewrittenError(f"its {name} is neither a constant nor known to be float32")
         if has_one or (shape is not None and all(length == 1 for length in shape)):
             return op.reshape(operand, ()) if shape is None or len(shape) else operand
-        rank = op.rank(meaning.x)
         if isinstance(meaning.axis, int):
-            return op.reshape(operand, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
-        if shape is None or len(shape) > rank:
+            return op.along(operand, meaning.x, meaning.axis)
+        if shape is None or len(shape) > op.rank(meaning.x):
             raise NotRewrittenError(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
         return operand
     array = array.astype(_f32) if array.dtype == np.float64 else array
     if array.size == 1:
         return array.reshape(())
     if isinstance(meaning.axis, int):
-        return along(array, op.rank(meaning.x), meaning.axis)
+        return op.along(array, meaning.x, meaning.axis)
     first = next(axis for axis, length in enumerate(array.shape) if length != 1)
     return array.reshape(array.shape[first:])  # x need not have the ones in front
 

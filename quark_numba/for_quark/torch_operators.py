@@ -15,7 +15,7 @@ import torch
 
 from ..block.calls import convert
 from ..block.formats import MX_ELEMENT_TYPES, bfp_format, mx_format
-from ..block.granularity import Blocks
+from ..block.granularity import Format
 from ..block.key import Key
 from ..element_types import FLOAT32
 
@@ -83,7 +83,7 @@ _bfp_format = functools.cache(functools.partial(bfp_format, FLOAT32, convert_to_
 
 
 @functools.cache
-def _mx_format(numbers: tuple[float, ...], block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
+def _mx_format(numbers: tuple[float, ...], block_size: int, rounding_mode: int) -> tuple[Key, Format]:
     element_dtype = _element_types().get(numbers)
     if element_dtype is None:
         known = "; ".join(f"{bits} of {name}" for bits, name in _element_types().items())
@@ -105,7 +105,7 @@ def _element_types() -> dict[tuple[float, ...], str]:
     return names
 
 
-def _rounded(tensor: torch.Tensor, format_key: tuple[Key, Blocks]) -> torch.Tensor:
+def _rounded(tensor: torch.Tensor, format_key: tuple[Key, Format]) -> torch.Tensor:
     """Return the tensor rounded along its last dimension, with the same strides, on the same device."""
     if tensor.dtype is not torch.float32:
         raise TypeError(f"tensor has dtype {tensor.dtype}; expected torch.float32")

@@ -193,9 +193,8 @@ class LinearOperator:
     def meaning(self, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> Affine[AnyOperand]:
         """Return the meaning of a node. Raise ValueError if an attribute is not the number of an element type, or contradicts
         the type of the zero point."""
-        x, scale, zero_point = (*inputs, None)[:3]
-        assert x is not None
-        assert scale is not None
+        x, scale, *others = inputs
+        zero_point = others[0] if others else None
         output_dtype, precision = (_type_in(attributes, name) for name in ("output_dtype", "precision"))
         element_type = zero_point.element_type if zero_point is not None else None
         if self.version.operation == "dequantize":

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
-from ..declaration.standard_form import Builder, Given, along, int64s, one
+from ..declaration.standard_form import Builder, Given, int64s, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -20,9 +20,8 @@ _LARGE = 2.0**34
 
 def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
     """Write the nodes of a meaning, and return their output. Raise NotRewrittenError."""
-    codes = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
-    if codes is None:
-        raise NotRewrittenError("the type of its codes is not known")
+    known = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
+    codes = require(known, "the type of its codes is not known")
     if isinstance(meaning, Dequantize):
         return _dequantize(op, meaning, codes)
     if isinstance(meaning, Quantize):
@@ -167,9 +166,7 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
     """Return the type in which the division is done (see ``key.select``)."""
-    scale = _scale_type(meaning)
-    if scale is None:
-        raise NotRewrittenError("the type of its scale is not known")
+    scale = require(_scale_type(meaning), "the type of its scale is not known")
     return meaning.computes_in or {FLOAT8E8M0: FLOAT32, INT32: FLOAT64}.get(scale, scale)
 
 
@@ -195,9 +192,7 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     operand, or None. A blocked one is repeated to the shape of x."""
     if operand is None:
         return None
-    shape, array = op.shape(operand), operand.array
-    if shape is None:
-        raise NotRewrittenError("the shape of its scale is not known")
+    shape, array = require(op.shape(operand), "the shape of its scale is not known"), operand.array
     given: Any = operand if array is None else array
     if operand is meaning.scale and operand.element_type is UINT8:
         values = FLOAT8E8M0.code_values
@@ -207,14 +202,9 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
             given = op.cast(given, element_type) if array is None else given.astype(element_type.dtype)
     if all(length == 1 for length in shape):
         return given.reshape(()) if array is not None else op.reshape(given, ()) if shape else given
-    rank = op.rank(meaning.x)
     if not meaning.block_size:
-        if array is not None:
-            return along(given, rank, meaning.axis)
-        return op.reshape(given, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
-    x_shape, axis = op.shape(meaning.x), meaning.axis % rank
-    length = x_shape[axis] if x_shape else None
-    if length is None:
-        raise NotRewrittenError("the length of its x along the axis is not known")
+        return op.along(given, meaning.x, meaning.axis)
+    x_shape, axis = op.shape(meaning.x), meaning.axis % op.rank(meaning.x)
+    length = require(x_shape[axis] if x_shape else None, "the length of its x along the axis is not known")
     block = np.arange(length) // meaning.block_size
     return op("Gather", given, block, axis=axis) if array is None else np.take(given, block, axis)

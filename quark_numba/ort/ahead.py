@@ -8,7 +8,7 @@ import onnx
 from ..catalog import OPERATORS
 from ..compiling.cache import is_kept
 from ..compiling.helpers import Helpers
-from ..errors import EnvironmentVariableError, reraise_of_signal_handler
+from ..errors import EnvironmentVariableError, errors_ignored
 from ..region import operators
 from ..region.dispatch import TABLE
 from ..region.key import parse
@@ -43,11 +43,9 @@ def wait(running: Helpers, model: onnx.ModelProto) -> None:
     for text in programs:
         if running.are_done:
             break
-        try:
+        with errors_ignored():  # the session reports what is not valid
             program = parse(text.decode())
             if not is_kept(program.name, _KERNELS):
                 TABLE[program].task  # noqa: B018
-        except Exception as error:  # the session reports what is not valid
-            reraise_of_signal_handler(error)
     if programs:
         running.wait()

@@ -74,8 +74,6 @@ class OrtApi(IntEnum):
 
 SHAPE_REFERENCE_RELEASE = (1, 24)
 
-API_WORDS = max(OrtApi) + 1
-
 # The table, as compiled functions read it (``compiling.intrinsics.record_at``): an int64 for the address of each function.
 _OFFSETS = [8 * index for index in OrtApi]
 API = np.dtype({"names": [*OrtApi.__members__], "formats": [np.int64] * len(OrtApi), "offsets": _OFFSETS})

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,21 +58,25 @@ def keep_functions(addresses: Mapping[str, int]) -> None:
         keep_record(_FUNCTIONS, {name: reference_of(address) for name, address in addresses.items()})
 
 
-def descriptions(release: tuple[int, ...], describe: Callable[[tuple[int, ...]], list[Description]]) -> list[Description]:
-    """Return the descriptions of all overloads in a release of ONNX Runtime. `describe` returns those that are not kept."""
-    if not _may_be_kept():
-        return describe(release)
-    if release not in _descriptions:
-        name = f"ort_descriptions_{'.'.join(map(str, release))}"
-        if kept := find_record(name):
-            _descriptions[release] = [Description(*fields) for fields in kept]
-        else:
-            _descriptions[release] = describe(release)
-            keep_record(name, _descriptions[release])
-    return _descriptions[release]
+def descriptions(release: tuple[int, ...]) -> list[Description]:
+    """Return the descriptions of all overloads in a release of ONNX Runtime."""
+    if _may_be_kept():
+        return _kept_descriptions(release)
+    from . import operators
+
+    return operators.descriptions(release)
 
 
-_descriptions: dict[tuple[int, ...], list[Description]] = {}  # by release
+@functools.cache
+def _kept_descriptions(release: tuple[int, ...]) -> list[Description]:
+    name = f"ort_descriptions_{'.'.join(map(str, release))}"
+    if kept := find_record(name):
+        return [Description(*fields) for fields in kept]
+    from . import operators
+
+    made = operators.descriptions(release)
+    keep_record(name, made)
+    return made
 
 
 class NodeKey(NamedTuple):

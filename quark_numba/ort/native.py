@@ -96,13 +96,6 @@ def release_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-def _describe(release: tuple[int, ...]) -> list[Description]:
-    """Return the descriptions of all overloads that are not kept."""
-    from . import operators
-
-    return operators.descriptions(release)
-
-
 def _run(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
     """Run `action` under the creation lock and set `is_done`. Return an OrtStatus if it raises: no exception may reach C."""
     try:
@@ -186,7 +179,7 @@ class Registry:
 
         def add() -> None:
             release = release_of(version)
-            descriptions = kept_nodes.descriptions(release, _describe)
+            descriptions = kept_nodes.descriptions(release)
             domains = dict.fromkeys(description.domain for description in descriptions)
             for domain in domains_to_add(domains, self.limit, has):
                 own = [description for description in descriptions if description.domain == domain]

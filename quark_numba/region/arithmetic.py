@@ -42,7 +42,7 @@ def _hard_sigmoid(alpha: float, beta: float) -> Any:
 _gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)  # of HardSwish
 
 # The functions of operators without attributes, except Clip.
-_PLAIN: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Abs": lambda x: abs(x),
     "Add": lambda a, b: _f32(a + b),
     "Ceil": lambda x: np.ceil(x),
@@ -61,6 +61,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Sqrt": lambda x: np.sqrt(x),
     "Sub": lambda a, b: _f32(a - b),
 }
+_PLAIN = {operator: inline(function) for operator, function in _FUNCTIONS.items()}
 
 # For operators with attributes: (attributes of a step) -> the function of the step. These functions are not cached, because 0
 # and -0 would be the same key.
@@ -83,13 +84,8 @@ def function(step: Step, inputs: tuple[Input, ...]) -> Any:
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
     if step.operator in _PLAIN:
-        return _plain(step.operator)
+        return _PLAIN[step.operator]
     return _WITH_ATTRIBUTES[step.operator](**dict(step.attributes))
-
-
-@functools.cache
-def _plain(operator: str) -> Any:
-    return inline(_PLAIN[operator])
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
+from ..block import granularity
 from ..block.kernels import WORK as BLOCK_WORK
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
@@ -43,6 +44,9 @@ WORK = words(
     *("group_size", "functions", "buffers_size", "has_failed"),
     *("block", "size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block"),
 )
+
+
+tile_width = jit.function(granularity.tile_width)
 
 
 class Nest(NamedTuple):
@@ -260,10 +264,10 @@ def run_chunk(work_address: int, number: int) -> None:
 
 
 @jit.function
-def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, blocks: Any) -> None:
+def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, numbers: Any) -> None:
     """Run a step that rounds to a block format on a tile, which a record TILE_WORK describes. The C function that converts any
     blocks does the work. Places of the tile without elements are set to zero first, which does not change a block."""
-    rows, filled_rows, columns, width = tile.rows, tile.filled_rows, tile.filled_columns, blocks.inner
+    rows, filled_rows, columns, width = tile.rows, tile.filled_rows, tile.filled_columns, tile_width(numbers.block)
     x, y = array_at(x_address, rows * width, np.float32), array_at(y_address, rows * width, np.float32)
     if tile.is_unchanged:
         for i in range(unsigned(rows * width)):
@@ -276,8 +280,8 @@ def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, blo
         x[i] = np.float32(0)
     work_address, work = new_record(BLOCK_WORK)
     work.x, work.y, work.size, work.parts, work.has_failed = x_address, y_address, rows * width, 1, 0
-    work.block, work.sub_block, work.max_shift, work.drop = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop
-    work.lowest, work.highest, work.rounding_mode = blocks.lowest, blocks.highest, blocks.rounding_mode
+    work.block, work.sub_block, work.max_shift, work.drop = numbers.block, numbers.sub_block, numbers.max_shift, numbers.drop
+    work.lowest, work.highest, work.rounding_mode = numbers.lowest, numbers.highest, numbers.rounding_mode
     work.length, work.inner = rows, width
     call(function, (work_address, 0))
     tile.has_failed |= work.has_failed

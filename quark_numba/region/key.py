@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..block.granularity import MAX_ROWS, Blocks
+from ..block.granularity import MAX_ROWS, Format
 from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
 from ..block.operators import QUARKS as BLOCK_OPERATORS
@@ -93,8 +93,8 @@ class Step(NamedTuple):
         return int(dict(self.attributes)["axis"])
 
     @property
-    def block_format(self) -> tuple[BlockKey, Blocks]:
-        """The key and the blocks that the attributes of a step of BLOCK_ROUND_TRIPS select."""
+    def block_format(self) -> tuple[BlockKey, Format]:
+        """The key and the numbers of the format that the attributes of a step of BLOCK_ROUND_TRIPS select."""
         return FORMATS[self.operator](FLOAT32, **dict(self.attributes))
 
     @property
@@ -152,9 +152,9 @@ class Program(NamedTuple):
         return [self.steps[number] for number in self.block_numbers]
 
     @property
-    def blocks(self) -> list[Blocks]:
-        """The block layout of each of these steps."""
-        return [blocks for _, blocks in (step.block_format for step in self.block_steps)]
+    def formats(self) -> list[Format]:
+        """The numbers of the format of each of these steps."""
+        return [numbers for _, numbers in (step.block_format for step in self.block_steps)]
 
     def has_scalars(self, step: Step) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""

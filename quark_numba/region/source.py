@@ -93,15 +93,15 @@ def bind_names(program: Program) -> dict[str, Any]:
     `bind_steps`; TILE and MAGNITUDE; and for step n:
     - by_reciprocal{n} and takes_reciprocal{n}: a round trip by the reciprocal of the scale, and its condition;
     - measure{n}, find_anchor{n}, convert{n}, drop{n}, bounds{n} and is_closed{n}: what ordinary blocks need of their format;
-    - blocks{n}: the Blocks of a tile."""
+    - format{n}: the numbers of its format."""
     names = bind_steps(program) | {"TILE": TILE, "MAGNITUDE": MAGNITUDE}
     for number, (function, condition) in _reciprocals(program).items():
         names |= {f"by_reciprocal{number}": function, f"takes_reciprocal{number}": condition}
     for number in program.block_numbers:
-        key, blocks = program.steps[number].block_format
-        names[f"blocks{number}"] = blocks._replace(inner=tile_width(blocks.block))
+        key, numbers = program.steps[number].block_format
+        names[f"format{number}"] = numbers
         if loops.has_ordinary_parts(program):
-            ordinary = ordinary_names(key, blocks) | {"is_closed": closed_function(key, blocks)}
+            ordinary = ordinary_names(key, numbers) | {"is_closed": closed_function(key, numbers)}
             names |= {f"{name}{number}": value for name, value in ordinary.items()}
     return names
 
@@ -212,7 +212,7 @@ class BlockWriter:
         self.elements = elements
         self.parts, self.buffer_count = loops.ordinary_parts(program)
         self.formats = {number: program.steps[number].block_format for number in program.block_numbers}
-        block, self.sub_block = program.blocks[0].block, min(blocks.sub_block for blocks in program.blocks)
+        block, self.sub_block = program.formats[0].block, min(numbers.sub_block for numbers in program.formats)
         self.width, self.group_size = tile_width(block), loops.group_size(program)
         self.rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self.sub_block}
         self.buffers_end = block * self.width * self.buffer_count
@@ -232,8 +232,8 @@ class BlockWriter:
 
     def has_sub_blocks(self, number: int) -> bool:
         """Return whether the blocks of a step are divided into sub-blocks."""
-        blocks = self.formats[number][1]
-        return blocks.sub_block < blocks.block
+        numbers = self.formats[number][1]
+        return numbers.sub_block < numbers.block
 
     def _write_loop(self, loop: Loop) -> list[str]:
         """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
@@ -308,7 +308,7 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.program, self.elements = program, ElementWriter(program)
-        self.tile = next((tile_width(blocks.block) * blocks.block for blocks in program.blocks), TILE)  # elements, at most
+        self.tile = next((tile_width(numbers.block) * numbers.block for numbers in program.formats), TILE)  # elements, at most
         self.parts, self.buffer_count = loops.exact_parts(program)
         self.ordinary = BlockWriter(program, self.elements) if loops.has_ordinary_parts(program) else None
         if self.ordinary:
@@ -379,7 +379,7 @@ class Writer:
         if not isinstance(part, Conversion):
             return ["for i in range(unsigned(m)):", *indented([self.elements.write(do) for do in part])]
         convert = f"functions[{2 * self.program.block_numbers.index(part.step) + 1}]"
-        return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, blocks{part.step})"]
+        return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, format{part.step})"]
 
 
 def _with_choice(part: Loop | Conversion, reciprocals: list[int]) -> Part:

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.records import new_record, words
-from .kernels import CHUNK, WORK, fill, find_full_inputs, find_row, has_dimension, nest_of, spread, stream_of
+from .kernels import CHUNK, WORK, fill, find_full_inputs, find_row, has_dimension, nest_of, spread, stream_of, tile_width
 from .lanes import load_lanes, store_lanes
 from .source import TILE_WORK
 
@@ -26,13 +25,11 @@ SPAN = words("column", "count", "index")
 
 _SPAN_SIZE = SPAN.itemsize
 
-_width = jit.function(tile_width)
-
 
 @jit.function
 def _columns_per_chunk(block: int, rows: int) -> int:
     """Return the number of columns of `rows` rows that one call of a task computes."""
-    width = _width(block)
+    width = tile_width(block)
     return width * max(1, CHUNK // (width * rows))
 
 
@@ -203,7 +200,7 @@ def store_tile(work_address: int, spans: Any, shape: Any, tile: int) -> None:
 def run_chunk(work_address: int, number: int) -> None:
     """Do the chunk `number` of a node's work, on a thread of ONNX Runtime. A tile is stored row by row."""
     work = record_at(work_address, WORK)
-    width, columns = _width(work.block), _columns_of(work, number)
+    width, columns = tile_width(work.block), _columns_of(work, number)
     tile_address, tile = new_record(TILE_WORK)
     tile.rows, tile.filled_rows = -(-columns.rows // work.group_size) * work.group_size, columns.rows
     layout, shape = _lay_out(work, tile.rows, width), TileShape(columns.rows, width)

@@ -17,6 +17,7 @@ from ..declaration import BlockRoundTrip, Dequantize, FakeQuantize, RoundTrip
 from ..element_types import FLOAT16, FLOAT32, find
 from .graph import Graph
 from .nodes import Operand
+from .signs_of_zeros import MOVE_FIRST
 
 _MAX_BOUND = 2.0**100
 
@@ -120,17 +121,9 @@ def _sum_of_filters(array: NDArray[Any]) -> float:
     return float(np.max(np.sum(np.abs(array), axis=tuple(range(1, array.ndim)))))
 
 
-def _first(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
-    return x
-
-
 def _pool(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
     return math.inf if node.attributes.get_int("ceil_mode", 0) else x
-
-
-def _at_most_1(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
-    return 1.0 if math.isfinite(x) else math.inf
 
 
 def _clip(bounds: Bounds, node: ir.Node, x: float, *limits: float) -> float:
@@ -145,22 +138,6 @@ def _cast(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     if to is FLOAT16:
         return min(_ROUNDED * x, float(to.highest)) if x <= to.highest else math.inf
     return _ROUNDED * x if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
-
-
-def _sum(bounds: Bounds, node: ir.Node, *terms: float) -> float:
-    return _ROUNDED * sum(terms)
-
-
-def _max(bounds: Bounds, node: ir.Node, *inputs: float) -> float:
-    return max(inputs)
-
-
-def _round(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
-    return x + 1
-
-
-def _where(bounds: Bounds, node: ir.Node, condition: float, *branches: float) -> float:
-    return max(branches)
 
 
 def _pad(bounds: Bounds, node: ir.Node, x: float, pads: float = 0.0, value: float | None = None, *others: float) -> float:
@@ -189,22 +166,20 @@ def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: floa
 
 
 # Operators whose outputs have only elements of their first input, elements of smaller or equal magnitude, and 0.
-_BOUNDED_BY_FIRST = (
-    *("Abs", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "HardSwish", "Identity", "Neg"),
-    *("Relu", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
-)
+_BOUNDED_BY_FIRST = (*MOVE_FIRST, "Abs", "HardSwish", "Neg", "Relu", "Trilu")
+_AT_MOST_1 = ("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh")
 _RULES: Mapping[str, Callable[..., float]] = {
-    **dict.fromkeys(_BOUNDED_BY_FIRST, _first),
+    **{name: lambda bounds, node, x, *others: x for name in _BOUNDED_BY_FIRST},
+    **{name: lambda bounds, node, x, *others: 1.0 if math.isfinite(x) else math.inf for name in _AT_MOST_1},
+    **{name: lambda bounds, node, *terms: _ROUNDED * sum(terms) for name in ("Add", "Sub", "Sum")},
+    **{name: lambda bounds, node, *inputs: max(inputs) for name in ("Concat", "Max", "Min")},
     **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
-    **dict.fromkeys(("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"), _at_most_1),
-    **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
-    **dict.fromkeys(("Concat", "Max", "Min"), _max),
     **dict.fromkeys(("Conv", "Gemm", "MatMul"), _products),
     "Cast": _cast,
     "Clip": _clip,
     "Div": _quotient,
     "Mul": _product,
     "Pad": _pad,
-    "Round": _round,
-    "Where": _where,
+    "Round": lambda bounds, node, x, *others: x + 1,
+    "Where": lambda bounds, node, condition, *branches: max(branches),
 }

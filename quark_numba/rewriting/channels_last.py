@@ -13,7 +13,6 @@ import onnx_ir as ir
 from ..dialects.qonnx import CHANNELS_LAST
 from .graph import is_unused
 from .nodes import Values, full_name
-from .stand_ins import values
 
 REWRITTEN = "rewritten: ONNX's own operator between Transposes"
 
@@ -34,7 +33,7 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
     done: Counter[tuple[str, str]] = Counter()
     nodes = [node for node in model.graph.all_nodes() if is_channels_last(node.domain, node.op_type)]
     if nodes:
-        known, names = Values(model, frozenset()), {value.name for value in values(model)}
+        known = Values(model, frozenset())
         for node in nodes:
             is_call = node.op_identifier() in model.functions
             is_whole = len(node.outputs) == 1 and bool(node.inputs) and node.inputs[0] is not None
@@ -42,7 +41,7 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
             if rank is not None and rank >= 2:
                 done[full_name(node), REWRITTEN] += 1
                 befores = {value.producer() for value in node.inputs if value}
-                _replace(node, rank, names)
+                _replace(node, rank, known)
                 known.forget_inferred()
                 for before in befores:  # a Transpose that this one undoes
                     if before and before.graph and before.op_identifier() == _TRANSPOSE and is_unused(before):
@@ -65,8 +64,7 @@ def _rank(node: ir.Node, known: Values) -> int | None:
     return None if shape is None else len(shape)
 
 
-def _replace(node: ir.Node, rank: int, names: set[str | None]) -> None:
-    """Replace a node, and add the names of new values to `names`."""
+def _replace(node: ir.Node, rank: int, known: Values) -> None:
     axes = [*range(rank)]
     (y,), first, last = node.outputs, [0, rank - 1, *axes[1:-1]], [0, *axes[2:], 1]
     made: list[ir.Node] = []
@@ -89,15 +87,8 @@ def _replace(node: ir.Node, rank: int, names: set[str | None]) -> None:
     if rank > 2:
         transposed(made[-1].outputs[0], last, first)
     for each in made[:-1]:
-        each.outputs[0].name = _unused_name(f"{y.name}_channels_first", names)
+        each.outputs[0].name = known.unused_name(f"{y.name}_channels_first")
         each.outputs[0].type = y.type
     made[-1].outputs[0].shape = y.shape or ir.Shape([None] * rank)  # the next node may need the rank
     assert node.graph
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, [y], made[-1].outputs)
-
-
-def _unused_name(name: str, names: set[str | None]) -> str:
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name

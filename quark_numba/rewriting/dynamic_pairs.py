@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
@@ -63,10 +63,7 @@ def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
 
 def _axis(graph: Graph, node: Node, axis: int) -> int:
     """Return an axis of x as a negative number. Raise NotRewrittenError if that is not possible."""
-    shape = graph.shape(node.x) if axis >= 0 else ()
-    if shape is None:
-        raise NotRewrittenError("the rank of its x is not known")
-    return axis - len(shape)
+    return axis - len(require(graph.shape(node.x) if axis >= 0 else (), "the rank of its x is not known"))
 
 
 def _is_same_number(one: Operand, other: Operand) -> bool:

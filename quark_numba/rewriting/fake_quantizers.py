@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
@@ -42,9 +42,7 @@ def array_of(meaning: FakeQuantize[Operand], name: str) -> NDArray[Any]:
     """Return a parameter. Raise NotRewrittenError if it is not a constant."""
     parameter = meaning.parameters[name]
     array = parameter.array if isinstance(parameter, Operand) else np.asarray(parameter)
-    if array is None:
-        raise NotRewrittenError(f"its {name} is not a constant")
-    return array
+    return require(array, f"its {name} is not a constant")
 
 
 def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
@@ -57,10 +55,9 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
             array = array_of(meaning, name)
             if array.size == 1:
                 array = array.reshape(())  # of any rank, and x need not have it
-            elif shape is None:
-                raise NotRewrittenError("it has several scales, and the rank of its x is not known")
             else:
-                array = array.reshape(lengths(name, array.shape, meaning.axis, len(shape)))
+                rank = len(require(shape, "it has several scales, and the rank of its x is not known"))
+                array = array.reshape(lengths(name, array.shape, meaning.axis, rank))
             arrays.append(array.astype(np.float32))
             if array.dtype.kind in "iu" and np.any(arrays[-1].astype(np.float64) != array):
                 raise NotRewrittenError(f"its {name} cannot be a float32")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,7 +15,6 @@ from ..declaration import Operator
 from ..declaration.reasons import stays_if
 from ..models.tensors import in_memory
 from .nodes import Inferred, Node, Nodes, full_name
-from .stand_ins import values
 
 # Where integer operators have to be exact: on this processor, on all of them, or they are not used.
 Integers = Literal["here", "anywhere", "nowhere"]
@@ -54,7 +52,6 @@ class Graph(Nodes):
         self._removed: dict[ir.Graph, list[ir.Node]] = defaultdict(list)  # nodes that `sweep` takes out of their graphs
         # The places of values among the outputs of graphs.
         self._places: dict[ir.Graph, dict[ir.Value, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self._names: set[str | None] | None = None
 
     def add_constant(self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node) -> ir.Value:
         """Return a new constant in the graph of the node `before`: an initializer or, before IR version 4, a Constant node in
@@ -199,14 +196,6 @@ class Graph(Nodes):
                     value.shape = ir.Shape([length if isinstance(length, int) else None for length in shape])
                     value.type = value.type or ir.TensorType(ir.DataType(element_type.number))
                     self.done[full_name(node), _SHAPED] += 1
-
-    def unused_name(self, name: str) -> str:
-        """Return a name that no value of the model has: `name` and a number."""
-        if self._names is None:
-            self._names = {value.name for value in values(self.model)}
-        unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
-        self._names.add(unused)
-        return unused
 
 
 def is_unused(node: ir.Node) -> bool:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Dequantize
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
 from .graph import Graph
 from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
@@ -114,9 +114,8 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
         raise NotRewrittenError("its bias is not dequantized from int32")
-    codes, scale = graph.array(meaning.x.value), meaning.scale.array
-    if codes is None or scale is None:
-        raise NotRewrittenError("its bias is not constant")
+    unknown = "its bias is not constant"
+    codes, scale = require(graph.array(meaning.x.value), unknown), require(meaning.scale.array, unknown)
     stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in another type than float32")
     stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
@@ -133,9 +132,7 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
 def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
     scale, or with one for each index along an axis."""
-    tensor = graph.tensor(source.node.x)
-    if tensor is None:
-        raise NotRewrittenError("its weights are not constant")
+    tensor = require(graph.tensor(source.node.x), "its weights are not constant")
     stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by another node than Transpose")
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]

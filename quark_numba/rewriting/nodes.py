@@ -3,6 +3,7 @@ as they are."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,10 +22,10 @@ from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import counted, reraise_of_signal_handler
+from ..errors import counted, errors_ignored, reraise_of_signal_handler
 from ..models import protos, tensors
+from . import stand_ins
 from .onnx_runtime import has_operator
-from .stand_ins import skeleton
 
 # The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
 _MAX_KEPT = 1 << 16
@@ -47,6 +48,7 @@ class Values:
         self._computed: dict[ir.Value, ir.TensorProtocol] = {}  # of values that were computed from constants
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # copies of small tensors
         self._inferred: dict[ir.Value, Inferred] | None = None
+        self._names: set[str | None] | None = None
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
         """Return the tensor of a constant, which may be read or computed only when it is used, or None if the value is not a
@@ -101,11 +103,9 @@ class Values:
     def _infer(self, value: ir.Value) -> Inferred:
         """Return what onnx infers for a value; nothing if onnx fails."""
         if self._inferred is None:
-            try:
-                inferred = shape_inference.infer_shapes(skeleton(self.model, self.tensor), data_prop=True).graph
-            except Exception as error:  # a model that is not valid may raise anything
-                reraise_of_signal_handler(error)
-                inferred = onnx.GraphProto()
+            inferred = onnx.GraphProto()
+            with errors_ignored():  # a model that is not valid may raise anything
+                inferred = shape_inference.infer_shapes(stand_ins.skeleton(self.model, self.tensor), data_prop=True).graph
             self._inferred = {}
             self._record_inferred(self.model.graph, inferred, self._inferred)
         return self._inferred.get(value, Inferred())
@@ -135,6 +135,14 @@ class Values:
     def forget_inferred(self) -> None:
         """Let types and shapes be inferred again, after nodes of other operators were written."""
         self._inferred = None
+
+    def unused_name(self, name: str) -> str:
+        """Return a name that no value of the model has: `name` and a number."""
+        if self._names is None:
+            self._names = {value.name for value in stand_ins.values(self.model)}
+        unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
+        self._names.add(unused)
+        return unused
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from ..declaration import Operator
 from ..element_types import FLOAT32, UINT8, ElementType
-from ..errors import reraise_of_signal_handler
+from ..errors import errors_ignored
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
@@ -73,11 +73,8 @@ def _runs_linear(domain: str, name: str, operation: str, codes: ElementType, sca
 def _runs(domain: str, node: onnx.NodeProto, inputs: Sequence[ElementType], output: ElementType) -> bool:
     """Return whether the CPU provider runs a node in any version of its operator, the newest first."""
     for version in sorted(_versions()[domain, node.op_type], reverse=True):
-        try:
+        with errors_ignored():  # there is no such kernel, or the version does not have these types
             _session(domain, version, node, [element_type.number for element_type in inputs], output.number)
-        except Exception as error:  # there is no such kernel, or the version does not have these types
-            reraise_of_signal_handler(error)
-        else:
             return True
     return False
 

@@ -242,7 +242,7 @@ def optimized(
     execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need, and with
     `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check_choices(QDQ, qdq=qdq)
-    standard_forms.check(operators)
+    check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
     source = model_files.Source.from_argument(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
@@ -308,22 +308,17 @@ def begins_rewriting(node: onnx.NodeProto) -> bool:
 
 def _check_acyclic(graph: ir.Graph) -> None:
     """Raise ModelError if a node takes its own result, in its subgraphs too: the passes follow values from node to node."""
+    # For each node: the nodes that have to run before it is done, those in its subgraphs too.
     takes: dict[ir.Node, list[ir.Node]] = {}
-    _add_taken(graph, takes)
+    for node in graph.all_nodes():
+        takes[node] = [*node.predecessors()]
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                takes[node] += attribute.as_graph()
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                takes[node] += [each for subgraph in attribute.as_graphs() for each in subgraph]
     try:
         graphlib.TopologicalSorter(takes).prepare()
     except graphlib.CycleError as error:
         names = " -> ".join(node.name or str(node.outputs[0].name if node.outputs else node.op_type) for node in error.args[1])
         raise ModelError(f"not a valid model: nodes take their own results: {names}") from None
-
-
-def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
-    """Add, for each node of a graph and its subgraphs, the nodes that have to run before it is done, also in its subgraphs."""
-    graph_types = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
-    for node in graph:
-        takes[node] = [*node.predecessors()]
-        for attribute in node.attributes.values():
-            if attribute.type in graph_types:
-                for subgraph in attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]:
-                    takes[node] += subgraph
-                    _add_taken(subgraph, takes)

@@ -10,12 +10,13 @@ import onnx_ir as ir
 
 from ..block.granularity import MAX_IN_REGISTERS, MAX_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32
 from ..region import key as programs
 from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
+from . import casts
 from .fusions import fused_values
 from .graph import Graph
 from .nodes import Node, Operand
@@ -100,10 +101,8 @@ class _Steps:
         return Step(node.op_type, (), tuple(sorted(attributes.items())))
 
     def _cast(self, node: ir.Node) -> Step | None:
-        to, (x, *_) = node.attributes.get("to"), (*node.inputs, None)
-        if set(node.attributes) != {"to"}:  # other attributes are for float8
-            return None
-        if to is None or to.is_ref() or to.value != FLOAT32.number or x is None or self.graph.inferred_type(x) not in CASTS:
+        x = node.inputs[0] if casts.target(node) is FLOAT32 else None
+        if x is None or self.graph.inferred_type(x) not in CASTS:
             return None
         self.floats.add(node.outputs[0])
         return Step(CAST, (), (("to", FLOAT32.number),))
@@ -122,10 +121,7 @@ class _Steps:
         if scale.size != 1:
             axis = meaning.axis
             if axis >= 0:
-                shape = self.graph.shape(node.x)
-                if shape is None:
-                    raise NotRewrittenError("it has several scales, and the rank of its x is not known")
-                axis -= len(shape)
+                axis -= len(require(self.graph.shape(node.x), "it has several scales, and the rank of its x is not known"))
             stays_if(scale.ndim != 1 or axis >= 0, Invalid("not valid: its scales do not fit its axis"))
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))

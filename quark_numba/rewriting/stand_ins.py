@@ -3,7 +3,6 @@ rest of a model."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
@@ -27,11 +26,13 @@ _MAX_COPIED = 1 << 10
 _NEW = "::quark_numba"
 
 
-class StandIns(ABC):
+class StandIns:
     """ONNX operators in the place of the operators of this package, ONNX's own quantization operators among them. Outputs keep
     their names and element types, but not their values. A node is left out if it is not valid, or if the element type of its
     output is unknown. `shapes` are the names of graph inputs that the stand-ins take, and that the caller has to add to the
-    model."""
+    model.
+
+    From these stand-ins onnx infers the shapes of outputs. They need not run."""
 
     def __init__(self) -> None:
         self.shapes: list[str] = []
@@ -46,17 +47,19 @@ class StandIns(ABC):
             else:
                 yield from self._stand_ins_for(operator, node, types)
 
-    @abstractmethod
     def _takes(self, element_type: ElementType) -> bool:
         """Return whether stand-ins may have tensors of an element type."""
+        return True
 
-    @abstractmethod
     def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:
         """Return a node with the output y, of the type and the shape of x, for the value `name`."""
+        return helper.make_node(_LIKE, [x], [y])
 
-    @abstractmethod
     def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
         """Yield nodes that make y, of unknown shape and of any type that a Cast takes, for the value `name`."""
+        yield helper.make_node("Constant", [], [f"{y} index"], value_int=0)
+        yield helper.make_node("SequenceEmpty", [], [f"{y} sequence"])
+        yield helper.make_node("SequenceAt", [f"{y} sequence", f"{y} index"], [y])
 
     def _stand_ins_for(self, operator: Operator, node: onnx.NodeProto, types: dict[str, int]) -> Iterator[onnx.NodeProto]:
         """Yield the stand-ins for one of the package's nodes. Add the types of its outputs to `types`."""
@@ -126,21 +129,6 @@ def _infer(operator: Operator, node: onnx.NodeProto, types: Mapping[str, int]) -
         return [], None
 
 
-class InferenceStandIns(StandIns):
-    """Stand-ins from which onnx infers the shapes of outputs. They need not run."""
-
-    def _takes(self, element_type: ElementType) -> bool:
-        return True
-
-    def _like(self, x: str, y: str, name: str) -> onnx.NodeProto:
-        return helper.make_node(_LIKE, [x], [y])
-
-    def _unshaped(self, y: str, name: str) -> Iterator[onnx.NodeProto]:
-        yield helper.make_node("Constant", [], [f"{y} index"], value_int=0)
-        yield helper.make_node("SequenceEmpty", [], [f"{y} sequence"])
-        yield helper.make_node("SequenceAt", [f"{y} sequence", f"{y} index"], [y])
-
-
 class SessionStandIns(StandIns):
     """Stand-ins that ONNX Runtime runs, and whose shapes it does not know, as it sees the package's operators. No optimizer
     looks through one, because it is a Reshape to a shape that is a graph input."""
@@ -195,7 +183,7 @@ def skeleton(
         dtype = tensor.dtype if tensor is not None else value.dtype
         if value.name and dtype:
             types[value.name] = dtype.value
-    stand_ins = SessionStandIns() if hide_shapes else InferenceStandIns()
+    stand_ins = SessionStandIns() if hide_shapes else StandIns()
     graph.node.extend(stand_ins.nodes(map(ir.serde.serialize_node, model.graph), types))
     # Nodes of two branches may have the same names.
     shapes = (helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(stand_ins.shapes))

@@ -17,9 +17,8 @@ from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from ..checks import check_choices
 from ..declaration import Builder, Shape, Tensor
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
@@ -37,11 +36,6 @@ WRITTEN = "written in standard operators"
 
 # The most bytes of a constant that the inference of shapes is given.
 _MAX_READ = 1 << 10
-
-
-def check(operators: object) -> None:
-    """Raise ValueError unless the argument is one of the choices."""
-    check_choices(CHOICES, operators=operators)
 
 
 def rewrite(graph: Graph) -> None:
@@ -75,9 +69,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
-    form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
-    if form is None:
-        raise NotRewrittenError("it has no standard form")
+    form: Callable[..., Sequence[Operand]] = require(node.operator.standard_form, "it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)
@@ -106,27 +98,22 @@ _MAX_NODES = 16
 def _is_beside_product(node: ir.Node) -> bool:
     """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be dropped.
     If there are too many nodes to look at, the answer is yes."""
-    before = [_producer(node)]
-    after = [user for value in node.outputs for user, _ in value.uses()]
+    waiting = [(other, neighbours) for neighbours in (ir.Node.successors, _producers) for other in neighbours(node)]
     for _ in range(_MAX_NODES):
-        if not (before or after):
+        if not waiting:
             return False
-        is_before = bool(before)
-        other = before.pop() if is_before else after.pop()
-        if other is None:
-            continue
+        other, neighbours = waiting.pop()
         if other.op_type in _PRODUCTS:
             return True
-        if other.op_type in _DROPPED and is_before:
-            before.append(_producer(other))
-        elif other.op_type in _DROPPED:
-            after += [user for value in other.outputs for user, _ in value.uses()]
+        if other.op_type in _DROPPED:
+            waiting += [(each, neighbours) for each in neighbours(other)]
     return True
 
 
-def _producer(node: ir.Node) -> ir.Node | None:
-    value = node.inputs[0] if node.inputs else None
-    return value.producer() if value else None
+def _producers(node: ir.Node) -> list[ir.Node]:
+    """Return the node that computes a node's first input, if there is one."""
+    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+    return [producer] if producer else []
 
 
 class _Input(Operand):

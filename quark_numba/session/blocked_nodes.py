@@ -60,10 +60,9 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # a FusedConv becomes a Conv too
-    if group > 1:
-        kept = [attribute for attribute in copy.attribute if attribute.name != "group"]
-        del copy.attribute[:]
-        copy.attribute.extend([*kept, helper.make_attribute("group", group)])
+    for attribute in copy.attribute:
+        if attribute.name == "group":
+            attribute.i = group
 
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -166,9 +165,7 @@ def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) 
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False
-    _, scale, zero_point = last.operands
-    assert scale is not None
-    assert zero_point is not None
+    _, scale, zero_point = last.present
     name = node.input[scale]
     is_finite = name in tensors.constants and bool(np.isfinite(numpy_helper.to_array(tensors.constants[name])).all())
     return is_finite and program.inputs[zero_point].element_type.is_integer

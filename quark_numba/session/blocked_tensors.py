@@ -10,12 +10,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
-from ..errors import reraise_of_signal_handler
+from ..errors import errors_ignored
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
-from ..rewriting.stand_ins import InferenceStandIns
+from ..rewriting.stand_ins import StandIns
 from .blocks import NCHWC
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
@@ -119,13 +119,9 @@ class BlockedTensors:
             dims = self.constants[name].dims
             stays_if(len(dims) > 4, "a constant has more than four dimensions")
             return dims[-3] if len(dims) > 2 else 1
-        shape = self.shapes.get(name)
-        if shape is None:
-            raise NotRewrittenError("the shape of an input is not known")
+        shape = require(self.shapes.get(name), "the shape of an input is not known")
         stays_if(len(shape) != 4, "an input does not have four dimensions")
-        if shape[1] is None:
-            raise NotRewrittenError("the number of channels is not known")
-        return shape[1]
+        return require(shape[1], "the number of channels is not known")
 
     def _name(self) -> str:
         self._count += 1
@@ -178,19 +174,17 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
-    graph.node.extend(InferenceStandIns().nodes(model.graph.node, {}))
+    graph.node.extend(StandIns().nodes(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"
             kept = [proto for proto in node.attribute if not proto.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
-    try:
+    with errors_ignored():
         inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return {}
-    return {proto.name: _dimensions(proto) for proto in inferred.value_info}
+        return {proto.name: _dimensions(proto) for proto in inferred.value_info}
+    return {}
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:

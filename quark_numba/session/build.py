@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from ..dialects import refused
 from ..errors import errors_named
@@ -21,9 +20,11 @@ from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
-from ..ort import TENSORS_FOLDER, ahead, config_entry, native
+from ..ort import TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
 from ..rewriting.fusions import UNWRITTEN
+from ..rewriting.onnx_runtime import RELEASE
+from ..rewriting.optimize import Optimized
 from . import initializers
 from .artifact import Artifact
 from .blocked_layout import BlockedModel, has_regions, lay_out
@@ -107,7 +108,7 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
     """Return the source of a model. Tensors are read from the folder that the options name, in the cases where ONNX Runtime
     reads them there. The caller's model is copied first if tensors would be read into it."""
     folder = config_entry(request.options, TENSORS_FOLDER) or None
-    if request.path is not None and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
+    if request.path is not None and RELEASE < _FOLDER_FOR_PATHS:
         folder = None
     elif folder and model is request.model:
         model = onnx.ModelProto()
@@ -160,13 +161,14 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
     plan = make_plan(request, source)
     with ExitStack() as files:
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
-            model, left, is_changed = _rewrite(plan, source)
-            if not is_changed and source.path and not (plan.uses_blocks and has_regions(model)):
+            result = plan.rewrite(source) if plan.rewrite else Optimized(source, source.whole(), Counter(), Counter())
+            model, left = result.rewritten, result.left
+            if not result.done and source.path and not (plan.uses_blocks and has_regions(model)):
                 return Artifact(None, ExitStack(), left=left)  # ONNX Runtime reads the model's own file
             proto, path = _to_proto(model, plan, folder, files)
             source.check()
             source.forget()
-            del model
+            del model, result
             if helpers:
                 ahead.wait(helpers, proto)
         in_blocks = lay_out(proto, request, path) if plan.uses_blocks else BlockedModel(None, 0, Counter())
@@ -192,15 +194,6 @@ def _to_proto(
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
         return model_files.write_apart(model, path), path
     return model_files.as_proto(model), None
-
-
-def _rewrite(plan: PreparationPlan, source: model_files.Source) -> tuple[model_files.Model, Counter[tuple[str, str]], bool]:
-    """Return the model as the plan rewrites it, the numbers of nodes that stay, by operator and reason, and whether the model
-    changed."""
-    if plan.rewrite is None:
-        return source.whole(), Counter(), False
-    result = plan.rewrite(source)
-    return result.rewritten, result.left, bool(result.done)
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:

@@ -13,7 +13,7 @@ import onnxruntime
 from ..checks import Qdq
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, errors_ignored, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry
 from ..ort.providers import CPU
 from .artifact import Artifact
@@ -190,13 +190,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 def _open_kept(request: SessionRequest) -> Artifact | None:
     """Return the kept model of a request, which needs no onnx. Return None if there is none, or if the options may replace
     initializers."""
-    try:
+    artifact = None
+    with errors_ignored():  # if one persists, `_create_artifact` raises it
         cache = ModelCache.choose(request.cache)
         entry = cache.find(request) if cache else None
         artifact = cache.open_or_discard(entry) if cache and entry else None
-    except Exception as error:  # if it persists, `_create_artifact` raises it
-        reraise_of_signal_handler(error)
-        return None
     if artifact and request.replaced is None:
         replaces_nothing = artifact.probes and options_replace_nothing(request.options, *artifact.probes)
         return artifact if replaces_nothing else None
@@ -268,12 +266,10 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
         from ..rewriting.own_operators import NAMES
         from .build import load
 
-    try:
+    with errors_ignored():  # it cannot be read
         model = load(source)
-    except Exception as unreadable:
-        reraise_of_signal_handler(unreadable)
-        return False
-    return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
+        return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
+    return False
 
 
 @contextmanager

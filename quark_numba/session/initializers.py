@@ -35,7 +35,7 @@ from onnx.external_data_helper import uses_external_data
 from ..element_types import external_data, find
 from ..errors import ModelError, errors_named
 from ..models.protos import subgraphs
-from ..ort import native
+from ..rewriting.onnx_runtime import RELEASE
 from .options import Replacements, create_probe_session, find_error, has_files_in_memory
 
 # A name that no tensor of a model has, and the location of a file that does not exist.
@@ -152,11 +152,10 @@ def make_probe_of_a_file(added: Sequence[TensorProto] = ()) -> bytes:
 def _make_empty(model: onnx.ModelProto) -> list[TensorProto]:
     """Return empty tensors with the names and types of all that ONNX Runtime can replace: the initializers of the graph and of
     its subgraphs, and the tensors of nodes Constant."""
-    release = native.release_of(onnxruntime.__version__)
     tensors = {}
     for name, data_type in _walk_constants(model.graph):
         element_type = find(data_type)
-        if element_type.has_tensors(release) if element_type else data_type in _OTHER_TYPES:
+        if element_type.has_tensors(RELEASE) if element_type else data_type in _OTHER_TYPES:
             tensors[name] = TensorProto(name=name, data_type=data_type, dims=[0])
     return [*tensors.values()]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import onnxruntime
 
-from ..errors import reraise_of_signal_handler
+from ..errors import errors_ignored, reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, config_entry
 
 # The entries of session options, in ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
@@ -125,11 +125,9 @@ def options_replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, p
     those of ``initializers``."""
     if _refuses_cpu(options):
         return False
-    try:
+    with errors_ignored():
         session = create_probe_session(probe, options)
         values = session.run_with_ort_values([output.name for output in session.get_outputs()], {})
         is_empty = all(value.shape() == [0] for value in values)
         return is_empty and not has_files_in_memory(options, probe_of_a_file, probe_of_a_file)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return False
+    return False

@@ -11,7 +11,7 @@ from gpu_keys import BLOCK_KEYS, format_of
 from quark_numba.block import device
 from quark_numba.block.dispatch import TABLE
 from quark_numba.block.formats import NVIDIA_FORMATS, mx_format
-from quark_numba.block.granularity import NO_FAULT, block_shape
+from quark_numba.block.granularity import NO_FAULT, Loop, block_shape
 from quark_numba.element_types import FLOAT32, packing
 
 pytestmark = pytest.mark.compiled
@@ -38,40 +38,42 @@ CASES = [
 MOST_SPILLS = 128
 
 
-def expected_of(key, x, blocks, tensor_scale):
+def expected_of(key, x, numbers, loop, tensor_scale):
     y, scales = np.empty(x.size, key.y.storage), np.zeros(x.size * key.has_codes, np.uint8)
-    TABLE[key].serial(x.reshape(-1).view(key.x.storage), y, scales, np.float32(tensor_scale), blocks)
+    TABLE[key].serial(x.reshape(-1).view(key.x.storage), y, scales, np.float32(tensor_scale), numbers, loop)
     return y, scales
 
 
-def converted(kernel, key, x, axis, blocks, is_displaced, y_bytes, tensor_scale=1):
+def converted(kernel, key, x, axis, numbers, is_displaced, y_bytes, tensor_scale=1):
     """Return a buffer with the bytes of y, and the scales, of each block of x."""
-    fault, length, inner = block_shape(x.shape, axis, blocks.block)
+    fault, length, inner = block_shape(x.shape, axis, numbers.block)
     assert fault == NO_FAULT
     per_byte = 8 // key.y.bits if key.y.is_packed else 1
     given, made = (Buffer(each, 4 * is_displaced) for each in (x, y_bytes))
-    scales = Buffer(x.size // max(1, length * inner) * -(-length // blocks.block) * inner)
+    scales = Buffer(x.size // max(1, length * inner) * -(-length // numbers.block) * inner)
     launch(
         kernel,
-        units=device.count_units(x.size, length, inner, blocks.block, per_byte),
+        units=device.count_units(x.size, length, inner, numbers.block, per_byte),
         x=given,
         y=made,
         scales=scales,
         tensor_scale=Buffer(np.float32([tensor_scale])) if tensor_scale != 1 else 0,
         size=x.size,
         is_aligned=are_aligned(given, made),
-        **blocks._replace(length=length, inner=inner)._asdict(),
+        length=length,
+        inner=inner,
+        **numbers._asdict(),
     )
     return made, scales.bytes
 
 
 def test_bits_are_those_of_numpy():
     attributes = {"element_dtype": "fp8_e4m3", "block_size": 4, "rounding_mode": 0}
-    key, blocks = mx_format(FLOAT32, **attributes)
-    kernel = kernel_of(device, key, blocks)
+    key, numbers = mx_format(FLOAT32, **attributes)
+    kernel = kernel_of(device, key, numbers)
     for shape, axis, is_displaced in CASES:
         x = values(shape, "float32")
-        made, _ = converted(kernel, key, x, axis, blocks, is_displaced, x.nbytes)
+        made, _ = converted(kernel, key, x, axis, numbers, is_displaced, x.nbytes)
         assert_same_values(made, oracle.mx(x, axis=axis, **attributes), FLOAT32, (shape, axis))
 
 
@@ -87,7 +89,7 @@ def test_bits_are_those_of_processors(key, mode, block):
             continue  # codes are of whole blocks
         _, length, inner = block_shape(shape, axis, block)
         tensor_scale = 0.37 if key.rule == "nvfp4" else 1
-        y, scales = expected_of(key, x, form._replace(length=length, inner=inner), tensor_scale)
+        y, scales = expected_of(key, x, form, Loop(length, inner), tensor_scale)
         y = packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y
         made, made_scales = converted(kernel, key, x, axis, form, is_displaced, y.nbytes, tensor_scale)
         assert_same_values(made, y, key.y, (shape, axis))

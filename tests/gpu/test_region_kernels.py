@@ -165,7 +165,7 @@ def fields_of(program, inputs, y, buffers):
         order.remove(axis := GPU_LOOPS + program.block_steps[0].axis)
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
-        lengths[axis] = -(-lengths[axis] // program.blocks[0].block)
+        lengths[axis] = -(-lengths[axis] // program.formats[0].block)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
         fields[f"x{k}"] = buffers[k]
         if not program.inputs[k].is_scalar:

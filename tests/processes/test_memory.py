@@ -36,7 +36,8 @@ from quark_numba import dequantize, extended_lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
-from quark_numba.block.granularity import Blocks, block_shape
+from quark_numba.block.granularity import Format, block_shape
+from quark_numba.block.granularity import Loop as BlockLoop
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
 from quark_numba.compiling.array_functions import array_function
@@ -194,13 +195,13 @@ def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
         _, length, inner = block_shape(x_shape, axis, block)
-        blocks = Blocks(block, sub_block, 1, 6, -127, 127, 0, length, inner)
+        numbers, loop = Format(block, sub_block, 1, 6, -127, 127, 0), BlockLoop(length, inner)
         x = rng.normal(0, 9, np.prod(x_shape)).astype(key.x.dtype).view(key.x.storage)
         count = x.size // length * -(-length // block) if key.has_codes else 0
         expected, scales = np.empty(x.size, key.y.storage), np.empty(count, np.uint8)
-        kernel(x, expected, scales, np.float32(1), blocks)
+        kernel(x, expected, scales, np.float32(1), numbers, loop)
         y, guarded_scales = guarded(np.empty_like(expected), at_end), guarded(np.empty_like(scales), at_end)
-        kernel(guarded(x, at_end), y, guarded_scales, np.float32(1), blocks)
+        kernel(guarded(x, at_end), y, guarded_scales, np.float32(1), numbers, loop)
         assert y.tobytes() == expected.tobytes()
         assert guarded_scales.tobytes() == scales.tobytes()
 
@@ -520,10 +521,10 @@ def test_released_pages_of_the_compiler_are_those_of_its_file():
 
 def test_no_memory_for_a_part_of_block_formats(monkeypatch):
     """A part without memory writes nothing, and reports this in its work. The node turns the report into an error."""
-    key, blocks = mx_format(FLOAT32, element_dtype="int8", block_size=32, rounding_mode=0)
-    _, length, inner = block_shape((4, 64), 1, blocks.block)
+    key, numbers = mx_format(FLOAT32, element_dtype="int8", block_size=32, rounding_mode=0)
+    _, length, inner = block_shape((4, 64), 1, numbers.block)
     x, y, work = np.ones(256, np.float32), np.zeros(256, np.float32), np.zeros((), block_kernels.WORK)
-    for name, value in (blocks._replace(length=length, inner=inner)._asdict() | {"size": 256, "parts": 1}).items():
+    for name, value in (numbers._asdict() | {"length": length, "inner": inner, "size": 256, "parts": 1}).items():
         work[name] = value
     work["x"], work["y"] = x.ctypes.data, y.ctypes.data
     without = jit.inline(lambda size: np.int64(0))

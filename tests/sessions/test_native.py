@@ -254,7 +254,7 @@ def test_an_old_onnx_runtime():
 
     release = ctypes.create_string_buffer(b"1.19.2")
     version_string = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: ctypes.addressof(release))
-    table = (ctypes.c_void_p * c_api.API_WORDS)()
+    table = (ctypes.c_void_p * (max(c_api.OrtApi) + 1))()
     table[c_api.OrtApi.CreateStatus] = ctypes.cast(create_status, ctypes.c_void_p)
     base = c_api.OrtApiBase(
         c_api.GetApi(lambda version: ctypes.addressof(table) if version == 1 else None),

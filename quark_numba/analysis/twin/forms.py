@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...block.granularity import Blocks, block_shape
+from ...block.granularity import Format, block_shape
 from ...block.operators import FORMATS as BLOCK_FORMATS
 from ...declaration import Affine, BlockRoundTrip, FakeQuantize
 from ...declaration.reasons import NotRewrittenError
@@ -124,7 +124,7 @@ class Block(Form):
     type: str
     bits: float
     parameters: dict[str, Any]
-    blocks: Blocks
+    blocks: Format
     is_whole: bool  # elements are whole numbers of steps
     axis: int
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...block import device
-from ...block.granularity import Blocks
+from ...block.granularity import Format
 from ...compiling import jit
 from ...compiling.device import DeviceKernel
 from ...compiling.intrinsics import record_at
@@ -29,7 +29,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
-    return device.kernel(selection.key, Blocks(**{name: selection.numbers[name] for name in Blocks._fields}))
+    return device.kernel(selection.key, Format(**{name: selection.numbers[name] for name in Format._fields}))
 
 
 def compute(state_address: int, context_address: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...block import formats, granularity
 from ...block.formats import BIT_WIDTHS, NVIDIA_FORMATS, SHIFT_BITS
-from ...block.granularity import NO_FAULT, SCALE, Blocks
+from ...block.granularity import NO_FAULT, SCALE, Format
 from ...block.kernels import CHUNK, WORK
 from ...block.operators import FORMATS
 from ...compiling import jit
@@ -25,7 +25,7 @@ STATE = context.state_dtype(
     "is_of_whole_blocks",
     "has_tensor_scale",
     "has_codes",
-    *Blocks._fields,
+    *Format._fields,
 )
 NUMBERS = ("axis", "block_size")
 
@@ -44,15 +44,15 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """Return the kernel's key, the axis and the numbers of the format. Raise ValueError if an attribute is invalid."""
     numbers = {"axis": attributes["axis"]}
     if operator.newest_name in FORMATS:
-        key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
+        key, format_numbers = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
         numbers |= {"has_bit_width": "bit_width" in attributes, "is_microexponent": key.is_microexponent}
     else:
         operator.infer([Tensor(element_type, None) for element_type in overload.inputs], attributes)
         (nvidia,) = (known for known in NVIDIA_FORMATS if known.name in operator.formats)
         has_codes = len(operator.outputs) > 1
-        key, blocks = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
+        key, format_numbers = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
         numbers |= {"is_of_whole_blocks": 1, "has_tensor_scale": len(operator.inputs) > 1, "has_codes": has_codes}
-    return context.Selection(key, numbers | blocks._asdict())
+    return context.Selection(key, numbers | format_numbers._asdict())
 
 
 def settle(state_address: int, values_address: int) -> int:

@@ -69,7 +69,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     value."""
     program = parse(attributes["program"])
     check_layout(program, attributes["lanes"], attributes["channels"])
-    inputs, steps, blocks = program.inputs, program.block_steps, program.blocks
+    inputs, steps, formats = program.inputs, program.block_steps, program.formats
     numbers = {
         "count": len(inputs),
         "streams": len(program.streams),
@@ -79,8 +79,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
             0 if x.is_scalar else dtype.itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
         ),
         # All steps that round to block formats have the same block and axis.
-        "block": blocks[0].block if blocks else 0,
-        "group_size": group_size(program) if blocks else 0,
+        "block": formats[0].block if formats else 0,
+        "group_size": group_size(program) if formats else 0,
         "axis": steps[0].axis if steps else 0,
         "buffers_size": Writer(program).buffers_size,
         "lanes": attributes["lanes"],
@@ -96,9 +96,7 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is `program`
         "program": TABLE[key].task,
         "functions": tuple(
-            function
-            for block_key, blocks in formats
-            for function in (prepare_function(block_key, blocks), BLOCK_TABLE[block_key].task)
+            function for block_key, numbers in formats for function in (prepare_function(numbers), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
             None if axis is None else widen_function(x.element_type, dtype.type)
