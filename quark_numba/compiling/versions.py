@@ -33,9 +33,10 @@ def distributions_with(package: str) -> list[str]:
     found = set()
     for place in sys.path:
         for entry in _list_names(place or "."):
-            with suppress(OSError), open(os.path.join(place, entry, "RECORD"), errors="replace") as record:
-                if any(line.startswith(f"{package}/") for line in record):
-                    found.add(re.sub("[-_.]+", "-", entry.partition("-")[0]))
+            for name in ("top_level.txt", "RECORD"):
+                with suppress(OSError), open(os.path.join(place, entry, name), errors="replace") as lines:
+                    if any(line.startswith((f"{package}/", f"{package}\n")) for line in lines):
+                        found.add(re.sub("[-_.]+", "-", entry.partition("-")[0]))
     return sorted(found)
 
 

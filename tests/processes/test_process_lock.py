@@ -182,4 +182,5 @@ def test_processes_at_once(tmp_path):
     compiled = [name for name in compiled if name not in ("nothing", "kernels")]  # words of other messages
     assert compiled
     assert len(compiled) == len({*compiled})
-    assert len(compiled) == len([*tmp_path.rglob("*.kernel")])
+    # The other files are records, and functions that LLVM makes without Numba.
+    assert {name.rstrip(",") for name in compiled} <= {path.name.rpartition("_")[0] for path in tmp_path.rglob("*.kernel")}

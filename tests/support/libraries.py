@@ -150,7 +150,8 @@ def check_bits(library, models, threads, folder, *, run=child, **options):
         np.savez(f"{results}.{each.path.name}.npz", **each.feeds)
         expected |= {f"{each.path.name}:{i}": y for i, y in enumerate(each.outputs)}
     run(RUN, library, results, threads, *models)
-    found = np.load(results)
+    with np.load(results) as arrays:
+        found = dict(arrays)
     assert set(found) == set(expected)
     for name, y in expected.items():
         assert found[name].dtype == y.dtype, name
