@@ -10,34 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_functions, check_integers, check_texts
-from ..errors import ModelError, counted, errors_named
+from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
-from ..texts import as_text
-from . import html_tables, text_tables
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
-from .results import EvaluationFields
+from .results import Evaluation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
-
-
-class Evaluation(EvaluationFields):
-    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs. The fields are
-    those of `EvaluationFields`."""
-
-    def __repr__(self) -> str:
-        return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
-
-    def __str__(self) -> str:
-        return as_text([*text_tables.of_evaluation(self), *text_tables.left_out(self.failed)])
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_evaluation(self)
 
 
 @dataclass

@@ -13,32 +13,32 @@ from . import text_tables
 
 if TYPE_CHECKING:
     from .measures.outputs import OutputError
-    from .results import AnalysisFields, EvaluationFields
+    from .results import Analysis, Evaluation
 
 # Inline styles, because notebooks lack the style sheet of the page.
 _BOX = "overflow:auto;max-height:36rem"
 
 
-def of_evaluation(evaluation: EvaluationFields) -> str:
+def of_evaluation(evaluation: Evaluation) -> str:
     parts = [_outputs("Quantized model, against the reference", evaluation.outputs), _not_compared(evaluation.not_compared)]
     figures = table(("figure", "value"), text_tables.figures(evaluation), (str, str))
     labels = _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
     return section("Outputs", "".join(parts) + figures) + labels + left_out(evaluation.failed)
 
 
-def of_analysis(analysis: AnalysisFields) -> str:
+def of_analysis(analysis: Analysis) -> str:
     sections = (outputs(analysis), tensors(analysis), effects(analysis), trade_offs(analysis), unmatched(analysis))
     return samples(analysis) + "".join(sections) + left_out(analysis.failed)
 
 
-def samples(analysis: AnalysisFields) -> str:
+def samples(analysis: Analysis) -> str:
     return paragraph(f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}")
 
 
 # Sections. A section with nothing to show is "".
 
 
-def outputs(analysis: AnalysisFields) -> str:
+def outputs(analysis: Analysis) -> str:
     parts = [_outputs("Quantized model, against the reference", analysis.outputs)]
     if analysis.twin:
         parts.append(_outputs("Without its quantization nodes, against the reference", analysis.twin))
@@ -48,7 +48,7 @@ def outputs(analysis: AnalysisFields) -> str:
     return section("Outputs", "".join(parts) + _not_compared(analysis.not_compared))
 
 
-def tensors(analysis: AnalysisFields) -> str:
+def tensors(analysis: Analysis) -> str:
     formats = list(dict.fromkeys(name for entry in analysis.tensors for name in entry.what_if))
     columns = (
         *("tensor", "kind", "type", "own, dB", "inherited, dB", "both, dB", "cosine", "largest error"),
@@ -73,7 +73,7 @@ def tensors(analysis: AnalysisFields) -> str:
     return section("Quantized tensors", table(columns, rows, formatters), about)
 
 
-def effects(analysis: AnalysisFields) -> str:
+def effects(analysis: Analysis) -> str:
     if not analysis.sweep:
         return ""
     rows = [(effect.name, effect.on_sqnr_db, effect.off_sqnr_db) for effect in analysis.sweep]
@@ -82,7 +82,7 @@ def effects(analysis: AnalysisFields) -> str:
     return section("Effects on the outputs", table(columns, rows, (str, _db, _db)), about)
 
 
-def trade_offs(analysis: AnalysisFields, plot: str = "") -> str:
+def trade_offs(analysis: Analysis, plot: str = "") -> str:
     if not analysis.trade_offs:
         return ""
     columns = ("point", "kB per sample", "SQNR, dB", "changes")
@@ -96,7 +96,7 @@ def trade_offs(analysis: AnalysisFields, plot: str = "") -> str:
     )
 
 
-def unmatched(analysis: AnalysisFields) -> str:
+def unmatched(analysis: Analysis) -> str:
     return _reasons("Not measured, or not in full", "name", analysis.unmatched)
 
 

@@ -12,13 +12,13 @@ from ..texts import Table, cell
 
 if TYPE_CHECKING:
     from .measures.outputs import OutputError
-    from .results import AnalysisFields, EvaluationFields
+    from .results import Analysis, Evaluation
 
 # The default number of rows in the tables of nodes and tensors.
 TOP = 20
 
 
-def of_evaluation(evaluation: EvaluationFields) -> Iterator[Table]:
+def of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     yield outputs("Quantized model, against the reference", evaluation.outputs)
     yield from not_compared(evaluation.not_compared)
     yield Table("", ["", ""], figures(evaluation))
@@ -27,7 +27,7 @@ def of_evaluation(evaluation: EvaluationFields) -> Iterator[Table]:
         yield Table("Outputs without an accuracy", ["output", "why"], reasons)
 
 
-def figures(evaluation: EvaluationFields) -> list[list[str]]:
+def figures(evaluation: Evaluation) -> list[list[str]]:
     """Return the names and values of the figures that do not belong to one output."""
     return [
         ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
@@ -42,7 +42,7 @@ def figures(evaluation: EvaluationFields) -> list[list[str]]:
     ]
 
 
-def of_analysis(analysis: AnalysisFields, top: int) -> Iterator[Table]:
+def of_analysis(analysis: Analysis, top: int) -> Iterator[Table]:
     """Yield the tables, with at most `top` rows in the tables of nodes and tensors."""
     yield outputs("Quantized model, against the reference", analysis.outputs)
     yield from not_compared(analysis.not_compared)
@@ -97,7 +97,7 @@ def outputs(title: str, rows: Sequence[OutputError]) -> Table:
     return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
 
 
-def _tensors(analysis: AnalysisFields, top: int) -> Table:
+def _tensors(analysis: Analysis, top: int) -> Table:
     formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
     columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
     columns += [">saturated", ">to zero", ">range used", "used by"]

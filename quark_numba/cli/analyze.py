@@ -17,7 +17,7 @@ from .evaluate import add_comparison, fails_below, tell_failed
 from .printing import counted_progress, json_value, print_json, print_tables
 
 if TYPE_CHECKING:
-    from ..analysis.analyze import Analysis
+    from ..analysis.results import Analysis
 
 # The number of tensors whose histograms are on the page.
 _HISTOGRAMS = 8
