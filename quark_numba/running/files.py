@@ -81,7 +81,7 @@ class File:
     def rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
         """Return rows of arrays that are together in the file, and read nothing else. Raise ModelError if the file cannot be
         read or has changed."""
-        with _errors_of(self.path), open(self.path, "rb", buffering=0) as file:
+        with _errors_of(self.path), open(self.path, "rb") as file:
             if not self._is_same(os.fstat(file.fileno())) and read_headers(self.path, [*self.members]) != self.members:
                 raise self._changed()
             return {name: _rows(file, member, start, stop) for name, member in self.members.items()}
@@ -215,19 +215,9 @@ def _rows(file: Any, member: Member, start: int, stop: int) -> NDArray[Any]:
     assert member.offset is not None
     rows = np.empty((stop - start, *member.shape[1:]), member.dtype)
     file.seek(member.offset + start * math.prod(member.shape[1:]) * member.dtype.itemsize)
-    _fill(rows, file)
+    if rows.nbytes and file.readinto(rows.reshape(-1).view(np.uint8)) < rows.nbytes:
+        raise ValueError("it ends before its last element")
     return _native(rows)
-
-
-def _fill(array: NDArray[Any], file: Any) -> None:
-    if not array.nbytes:
-        return
-    content, done = array.reshape(-1).view(np.uint8), 0
-    while done < content.size:
-        count = file.readinto(content[done:])  # at most 2 GiB at once
-        if not count:
-            raise ValueError("it ends before its last element")
-        done += count
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:
