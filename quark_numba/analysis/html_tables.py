@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -144,20 +145,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], formatters: Seq
 
 
 def _outputs(title: str, rows: Sequence[OutputError]) -> str:
-    """Return the table of the outputs' errors. The last columns are those of `evaluate`."""
-    columns = {
-        "SQNR, dB": ("sqnr_db", _db),
-        "cosine": ("cosine", _cosine),
-        "largest error": ("max_abs_error", _small),
-        "mean error": ("mean_abs_error", _small),
-        "same top": ("same_top", _percent),
-        "accuracy": ("accuracy", _percent),
-        "reference’s": ("reference_accuracy", _percent),
-    }
-    columns = {name: each for name, each in columns.items() if any(getattr(output, each[0]) is not None for output in rows)}
+    """Return the table of the outputs' errors."""
+    columns = text_tables.output_columns(rows)
     cells = [(output.name, *(getattr(output, field) for field, _ in columns.values())) for output in rows]
-    formatters: list[Callable[[Any], str]] = [str, *(formatter for _, formatter in columns.values())]
-    return f"<h3>{title}</h3>" + table(("output", *columns), cells, formatters)
+    formatters: list[Callable[[Any], str]] = [str, *(functools.partial(_number, form=form) for _, form in columns.values())]
+    names = [name.replace("'", "’") for name in columns]
+    return f"<h3>{title}</h3>" + table(("output", *names), cells, formatters)
 
 
 def _not_compared(reasons: Mapping[str, str]) -> str:
@@ -168,26 +161,17 @@ def _reasons(title: str, what: str, reasons: Mapping[str, str]) -> str:
     return section(title, table((what, "why"), [*reasons.items()], (str, str))) if reasons else ""
 
 
-def _db(value: float | None) -> str:
+def _number(value: float | None, form: str) -> str:
     if value is None:
         return ""
-    return f"{value:.1f}" if math.isfinite(value) else {math.inf: "∞", -math.inf: "−∞"}.get(value, "NaN")
+    return format(value, form) if math.isfinite(value) else {math.inf: "∞", -math.inf: "−∞"}.get(value, "NaN")
+
+
+_db, _cosine, _small = (functools.partial(_number, form=form) for form in (".1f", ".6f", ".3g"))
 
 
 def _share(value: float | None) -> str:
     return "" if value is None else "0" if value == 0 else "&lt;0.1%" if value < 0.001 else f"{value:.1%}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2%}"
-
-
-def _cosine(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
-
-
-def _small(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def _few(names: Sequence[str]) -> str:

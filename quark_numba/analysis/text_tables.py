@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 # The default number of rows in the tables of nodes and tensors.
 TOP = 20
 
+# The columns of the outputs' errors: fields of an OutputError, and their formats. The last ones are those of `evaluate`.
+_OUTPUT_COLUMNS = {
+    "SQNR, dB": ("sqnr_db", ".1f"),
+    "cosine": ("cosine", ".6f"),
+    "largest error": ("max_abs_error", ".3g"),
+    "mean error": ("mean_abs_error", ".3g"),
+    "same top": ("same_top", ".2%"),
+    "accuracy": ("accuracy", ".2%"),
+    "reference's": ("reference_accuracy", ".2%"),
+}
+
 
 def of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     yield outputs("Quantized model, against the reference", evaluation.outputs)
@@ -81,19 +92,19 @@ def not_compared(reasons: Mapping[str, str]) -> Iterator[Table]:
         yield Table("Outputs that are not compared", ["output", "why"], [[*item] for item in reasons.items()])
 
 
-def outputs(title: str, rows: Sequence[OutputError]) -> Table:
-    """Return the table of the outputs' errors, without empty columns."""
-    columns = {
-        "SQNR, dB": lambda output: cell(output.sqnr_db, ".1f"),
-        "cosine": lambda output: cell(output.cosine, ".6f"),
-        "largest error": lambda output: cell(output.max_abs_error, ".3g"),
-        "mean error": lambda output: cell(output.mean_abs_error, ".3g"),
-        "same top": lambda output: cell(output.same_top, ".2%"),
-        "accuracy": lambda output: cell(output.accuracy, ".2%"),
-        "reference's": lambda output: cell(output.reference_accuracy, ".2%"),
+def output_columns(rows: Sequence[OutputError]) -> dict[str, tuple[str, str]]:
+    """Return the fields and formats of the columns that are not empty, by the columns' names."""
+    return {
+        name: (field, form)
+        for name, (field, form) in _OUTPUT_COLUMNS.items()
+        if any(getattr(output, field) is not None for output in rows)
     }
-    columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, rows))}
-    cells = [[output.name, *(text(output) for text in columns.values())] for output in rows]
+
+
+def outputs(title: str, rows: Sequence[OutputError]) -> Table:
+    """Return the table of the outputs' errors."""
+    columns = output_columns(rows)
+    cells = [[output.name, *(cell(getattr(output, field), form) for field, form in columns.values())] for output in rows]
     return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
 
 
