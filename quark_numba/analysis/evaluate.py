@@ -138,8 +138,8 @@ def evaluate(
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    own_pair = functools.partial(_pair, models, threads, execution.providers)
-    work = functools.partial(_make_work, pair if execution.is_here else None, own_pair, compared, classes, metric)
+    make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
+    work = functools.partial(_make_work, make_pair, compared, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -158,12 +158,10 @@ def evaluate(
     )
 
 
-def _make_work(
-    pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any
-) -> Work:
-    """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
-    own_pair = pair or make()
-    return lambda batch: _measure_batch(own_pair, batch, outputs, classes, metric)
+def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
+    """Return the function that measures a batch with the sessions of a pair."""
+    pair = make_pair()
+    return lambda batch: _measure_batch(pair, batch, outputs, classes, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
