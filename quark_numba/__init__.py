@@ -10,8 +10,9 @@ from .errors import missing_packages_are_named
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .analysis.analyze import Analysis, analyze
-    from .analysis.evaluate import Evaluation, evaluate
+    from .analysis.analyze import analyze
+    from .analysis.evaluate import evaluate
+    from .analysis.results import Analysis, Evaluation
     from .arrays.packed_arrays import pack, unpack
     from .block.bfp_storage import BFPBlocks, bfp_dequantize, bfp_quantize
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
@@ -85,8 +86,9 @@ __all__ = [
 # The names by module. They are imported on first use, so that a user loads only the libraries needed: numpy and ml_dtypes for
 # the calls on arrays, onnx for models, onnxruntime for sessions, and numba for the first kernel.
 _NAMES = {
-    ".analysis.analyze": ("Analysis", "analyze"),
-    ".analysis.evaluate": ("Evaluation", "evaluate"),
+    ".analysis.analyze": ("analyze",),
+    ".analysis.evaluate": ("evaluate",),
+    ".analysis.results": ("Analysis", "Evaluation"),
     ".arrays.packed_arrays": ("pack", "unpack"),
     ".block.bfp_storage": ("BFPBlocks", "bfp_dequantize", "bfp_quantize"),
     ".block.calls": ("bfp_quantize_dequantize", "mx_quantize_dequantize"),

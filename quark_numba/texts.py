@@ -1,11 +1,11 @@
-"""Tables as text, and the escaping of foreign texts in output."""
+"""Tables as text, values in JSON, and the escaping of foreign texts in output."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Folded(str):
         return folded
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A table. Without rows, the text `none` follows the title. Columns whose name begins with ">" are aligned to the right.
     Columns of sentences and lists are folded between words; on a terminal, so is any column that does not fit. `about` is what
@@ -75,6 +75,20 @@ def as_text(tables: Iterable[Table]) -> str:
 def cell(value: float | None, form: str) -> str:
     """Return the number in this format, "inf" or "nan" if it is not finite, and "" for None."""
     return "" if value is None else format(value, form) if math.isfinite(value) else str(value)
+
+
+def in_json(value: Any) -> Any:
+    """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs. Infinities and NaN, which
+    JSON does not have, become text, which `float` reads."""
+    if dataclasses.is_dataclass(value):
+        return {part.name: in_json(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: in_json(part) for key, part in value.items()}
+        return [[in_json(key), in_json(part)] for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [*map(in_json, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(text: str, console: Console) -> str:

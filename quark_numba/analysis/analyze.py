@@ -13,44 +13,26 @@ import numpy as np
 
 from ..checks import check_flags, check_integers, check_names, refuse
 from ..compiling.threads import number_of_processors
-from ..errors import ModelError, counted, errors_named
+from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
-from ..texts import as_text
-from . import result_tables
 from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
 from .experiments.what_if import WhatIf
-from .html_tables import as_html
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
-from .results import AnalysisFields
+from .results import Analysis
 from .twin import float_twin
 from .twin.forms import Array
 from .twin.quantizers import Quantizer
 from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
-
-
-class Analysis(AnalysisFields):
-    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. The fields are those
-    of `AnalysisFields`."""
-
-    def __repr__(self) -> str:
-        counts = counted(len(self.tensors), "tensor"), counted(len(self.outputs), "output")
-        return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
-
-    def __str__(self) -> str:
-        return as_text([*result_tables.of_analysis(self, result_tables.TOP), *result_tables.left_out(self.failed)])
-
-    def _repr_html_(self) -> str:
-        return as_html([*result_tables.of_analysis(self), *result_tables.left_out(self.failed)])
 
 
 @dataclass

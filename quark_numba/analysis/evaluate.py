@@ -10,35 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_functions, check_integers, check_texts
-from ..errors import ModelError, counted, errors_named
+from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
-from ..texts import as_text
-from . import result_tables
-from .html_tables import as_html
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
-from .results import EvaluationFields
+from .results import Evaluation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
-
-
-class Evaluation(EvaluationFields):
-    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs. The fields are
-    those of `EvaluationFields`."""
-
-    def __repr__(self) -> str:
-        return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
-
-    def __str__(self) -> str:
-        return as_text([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
-
-    def _repr_html_(self) -> str:
-        return as_html([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
 
 
 @dataclass
@@ -155,8 +138,8 @@ def evaluate(
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    own_pair = functools.partial(_pair, models, threads, execution.providers)
-    work = functools.partial(_make_work, pair if execution.is_here else None, own_pair, compared, classes, metric)
+    make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
+    work = functools.partial(_make_work, make_pair, compared, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -175,12 +158,10 @@ def evaluate(
     )
 
 
-def _make_work(
-    pair: list[Any] | None, make: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any
-) -> Work:
-    """Return the function that measures a batch. It makes its own sessions if `pair` is None."""
-    own_pair = pair or make()
-    return lambda batch: _measure_batch(own_pair, batch, outputs, classes, metric)
+def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
+    """Return the function that measures a batch with the sessions of a pair."""
+    pair = make_pair()
+    return lambda batch: _measure_batch(pair, batch, outputs, classes, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import ModelError, counted
 from . import html_tables, result_tables
-from .analyze import Analysis
 from .experiments.histograms import Histogram
+from .results import Analysis
 
 # The colours of two series. Readers can tell them apart in light and dark mode, and with either kind of colour blindness. In
 # plots they are replaced by the page's CSS variables, so that the plots follow the reader's mode.

@@ -13,7 +13,7 @@ from ..texts import Folded, Table, cell
 if TYPE_CHECKING:
     from .measures.outputs import OutputError
     from .measures.tensors import QuantizedTensor
-    from .results import AnalysisFields, EvaluationFields
+    from .results import Analysis, Evaluation
 
 # The default number of rows in the tables of nodes and tensors.
 TOP = 20
@@ -22,14 +22,14 @@ TOP = 20
 _WIDE = (">cosine", ">largest error", ">place", "made by")
 
 
-def of_evaluation(evaluation: EvaluationFields) -> Iterator[Table]:
+def of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     yield outputs("Quantized model, against the reference", evaluation.outputs)
     yield from not_compared(evaluation.not_compared)
     yield Table("", ["", ""], _figures(evaluation))
     yield from _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
 
 
-def _figures(evaluation: EvaluationFields) -> list[list[str]]:
+def _figures(evaluation: Evaluation) -> list[list[str]]:
     """Return the names and values of the figures that do not belong to one output."""
     return [
         ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
@@ -44,7 +44,7 @@ def _figures(evaluation: EvaluationFields) -> list[list[str]]:
     ]
 
 
-def of_analysis(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+def of_analysis(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
     """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
     yield from of_outputs(analysis)
     yield tensors(analysis, top)
@@ -53,7 +53,7 @@ def of_analysis(analysis: AnalysisFields, top: int | None = None) -> Iterator[Ta
     yield from unmatched(analysis, top)
 
 
-def of_outputs(analysis: AnalysisFields) -> Iterator[Table]:
+def of_outputs(analysis: Analysis) -> Iterator[Table]:
     yield outputs("Quantized model, against the reference", analysis.outputs)
     yield from not_compared(analysis.not_compared)
     if analysis.twin:
@@ -94,7 +94,7 @@ def outputs(title: str, rows: Sequence[OutputError]) -> Table:
     return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
 
 
-def tensors(analysis: AnalysisFields, top: int | None = None) -> Table:
+def tensors(analysis: Analysis, top: int | None = None) -> Table:
     formats = dict.fromkeys(name for row in analysis.tensors for name in row.what_if)
     columns: dict[str, Callable[[QuantizedTensor], str]] = {
         "tensor": lambda row: row.name,
@@ -133,14 +133,14 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def effects(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+def effects(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
     if analysis.sweep:
         rows = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]
         columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
         yield Table("Least SQNR of the outputs, the worst first", columns, rows)
 
 
-def trade_offs(analysis: AnalysisFields) -> Iterator[Table]:
+def trade_offs(analysis: Analysis) -> Iterator[Table]:
     if analysis.trade_offs:
         rows = []
         for point in analysis.trade_offs:
@@ -156,7 +156,7 @@ def trade_offs(analysis: AnalysisFields) -> Iterator[Table]:
         yield Table("Best trade-offs", columns, rows, about=about)
 
 
-def unmatched(analysis: AnalysisFields, top: int | None = None) -> Iterator[Table]:
+def unmatched(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
     reasons = dict([*analysis.unmatched.items()][:top])
     if more := len(analysis.unmatched) - len(reasons):
         reasons["…"] = f"{more} more"

@@ -1,20 +1,26 @@
-"""The fields of results, from which tables are made."""
+"""The results of `evaluate` and `analyze`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..errors import counted
+from ..texts import as_text
+from . import result_tables
 from .experiments.histograms import Histogram
 from .experiments.sweep import Effect
 from .experiments.what_if import TradeOff
+from .html_tables import as_html
 from .measures.outputs import OutputError
 from .measures.tensors import QuantizedTensor
 
 
-@dataclass
-class EvaluationFields:
-    """The fields of an `Evaluation`. Each row is a sample if the model leaves the number of rows open, or if the data were cut
-    into batches. Otherwise each run is a sample.
+@dataclass(repr=False)
+class Evaluation:
+    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs.
+
+    Each row is a sample if the model leaves the number of rows open, or if the data were cut into batches. Otherwise each run
+    is a sample.
 
     Parameters
     ----------
@@ -39,10 +45,20 @@ class EvaluationFields:
     not_compared: dict[str, str] = field(default_factory=dict)
     not_labelled: dict[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
 
-@dataclass
-class AnalysisFields:
-    """The fields of an `Analysis`. `pandas.DataFrame` takes each of the lists, as in ``pandas.DataFrame(analysis.tensors)``.
+    def __str__(self) -> str:
+        return as_text([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return as_html([*result_tables.of_evaluation(self), *result_tables.left_out(self.failed)])
+
+
+@dataclass(repr=False)
+class Analysis:
+    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. `pandas.DataFrame`
+    takes each of the lists, as in ``pandas.DataFrame(analysis.tensors)``.
 
     Parameters
     ----------
@@ -73,3 +89,13 @@ class AnalysisFields:
     histograms: list[Histogram] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = counted(len(self.tensors), "tensor"), counted(len(self.outputs), "output")
+        return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
+
+    def __str__(self) -> str:
+        return as_text([*result_tables.of_analysis(self, result_tables.TOP), *result_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return as_html([*result_tables.of_analysis(self), *result_tables.left_out(self.failed)])

@@ -11,13 +11,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..texts import printable
+from ..texts import in_json, printable
 from . import arguments
 from .evaluate import add_comparison, fails_below, tell_failed
-from .printing import counted_progress, json_value, print_json, print_tables
+from .printing import counted_progress, print_json, print_tables
 
 if TYPE_CHECKING:
-    from ..analysis.analyze import Analysis
+    from ..analysis.results import Analysis
 
 # The number of tensors whose histograms are on the page.
 _HISTOGRAMS = 8
@@ -116,7 +116,7 @@ def _csv(analysis: Analysis) -> str:
     for tensor in sorted(analysis.tensors, key=lambda tensor: tensor.place):
         row = asdict(tensor)
         row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
-        rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
+        rows.append(row | {"parameters": json.dumps(in_json(row["parameters"])), "used_by": " ".join(row["used_by"])})
     names = [each.name for each in fields(QuantizedTensor) if each.name != "what_if"]
     names += dict.fromkeys(name for row in rows for name in row if name not in names)
     lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]

@@ -101,9 +101,6 @@ class LazyChoices:
     def __iter__(self) -> Iterator[str]:
         return iter(self._find())
 
-    def __contains__(self, choice: object) -> bool:
-        return choice in [*self._find()]
-
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(

@@ -11,8 +11,7 @@ from . import arguments
 from .printing import counted_progress, print_json, print_tables, tell
 
 if TYPE_CHECKING:
-    from ..analysis.analyze import Analysis
-    from ..analysis.evaluate import Evaluation
+    from ..analysis.results import Analysis, Evaluation
 
 
 def add_parser(commands: Any) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..catalog import OPERATORS
 from ..checks import Qdq
 from ..errors import ModelError
 from ..models import files, model_files
@@ -95,10 +94,6 @@ class NodeTime:
     node: str
     operator: str
     seconds: float
-
-    @property
-    def quantizes(self) -> bool:
-        return any(self.operator == operator.name for operator in OPERATORS)
 
 
 def node_times(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..texts import ENDLESS, Table, plain
+from ..texts import ENDLESS, Table, in_json, plain
 
 if TYPE_CHECKING:
     from ..session.artifact import Artifact
@@ -46,16 +45,7 @@ def print_left(optimized: Artifact) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(json_value(value), indent=2, allow_nan=False))
-
-
-def json_value(value: Any) -> Any:
-    """Return the value with text for infinities and NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: json_value(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(element) for element in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(in_json(value), indent=2, allow_nan=False))
 
 
 def tell(style: str, what: str, message: object) -> None:

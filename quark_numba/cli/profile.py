@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -58,33 +58,32 @@ def _profile(options: argparse.Namespace) -> int:
 def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
     """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimization, or the
     latter."""
+    from ..catalog import OPERATORS
+
     columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
-    kinds = [
-        _line("quantization", times, lambda row: row.quantizes),
-        _line("the rest", times, lambda row: not row.quantizes),
-        _line("all", times, lambda row: True),
-    ]
-    print_table("Time of a run by ONNX Runtime's profiler, which adds a little to each node", ["", *columns], kinds)
     seconds: dict[str, float] = {}
     for node in itertools.chain.from_iterable(times.values()):
         seconds[node.operator] = seconds.get(node.operator, 0.0) + node.seconds
+    quantizing = seconds.keys() & {operator.name for operator in OPERATORS}
+    kinds = [
+        _line("quantization", times, quantizing),
+        _line("the rest", times, seconds.keys() - quantizing),
+        _line("all", times, seconds.keys()),
+    ]
+    print_table("Time of a run by ONNX Runtime's profiler, which adds a little to each node", ["", *columns], kinds)
     slowest_first = sorted(seconds, key=lambda operator: -seconds[operator])
-    by_operator = [_line(name, times, _is_of(name)) for name in slowest_first]
+    by_operator = [_line(name, times, [name]) for name in slowest_first]
     print_table("By operator", ["operator", *columns], by_operator)
     for name, nodes in times.items():
         rows = [[node.node, node.operator, f"{1e6 * node.seconds:.0f}"] for node in nodes[:most]]
         print_table(f"The slowest nodes, {name}", ["node", "operator", ">us"], rows)
 
 
-def _is_of(operator: str) -> Callable[[NodeTime], bool]:
-    return lambda row: row.operator == operator
-
-
-def _line(name: str, times: dict[str, list[NodeTime]], is_chosen: Callable[[NodeTime], bool]) -> list[str]:
-    """Return the cells of a row: the number of chosen nodes, their time, and its share of the whole, before and after."""
+def _line(name: str, times: dict[str, list[NodeTime]], operators: Collection[str]) -> list[str]:
+    """Return the cells of a row: the number of nodes of operators, their time, and its share of the whole, before and after."""
     cells = [name]
     for nodes in times.values():
-        chosen = [node.seconds for node in nodes if is_chosen(node)]
+        chosen = [node.seconds for node in nodes if node.operator in operators]
         total = sum(node.seconds for node in nodes)
         share = sum(chosen) / total if total else 0.0
         cells += [str(len(chosen)), f"{1e3 * sum(chosen):.3f}", f"{share:.0%}"] if chosen else ["", "", ""]

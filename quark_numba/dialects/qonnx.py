@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
+from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import ROUNDING_MODE, number, operator
 from ..tables.key import COUNT
 from ..tables.operators import operator as table_operator
@@ -24,39 +25,37 @@ _ONE = "One element."
 _BROADCAST = "It broadcasts to x."
 
 
-def _quant(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
-    x, scale, zero_point, bit_width = inputs
-    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": bit_width}
-    return FakeQuantize(x, "integer", attributes["rounding_mode"], {**parameters, **_signs(attributes)})
+def _quantizer(name: str, form: str, inputs: Sequence[Parameter], attributes: Sequence[Attribute], **others: str) -> Operator:
+    """Return an operator whose inputs and attributes have the names that the form has for its parameters."""
 
+    def meaning(given: Sequence[AnyOperand], values: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+        x, *operands = given
+        named = {**values, **{each.name: operand for each, operand in zip(inputs, operands, strict=True)}}
+        parameters = {parameter: named[parameter] for parameter in FORMS[form].parameters}
+        return FakeQuantize(x, form, values.get("rounding_mode", "ROUND"), parameters)
 
-def _signs(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: attributes[name] for name in ("signed", "narrow")}
+    return operator(_DOMAIN, name, inputs, attributes, meaning, form=form, **others)
 
 
 def _integer_quantizer(name: str) -> Operator:
-    return operator(
-        _DOMAIN,
+    return _quantizer(
         name,
+        "integer",
         (
             number("scale", _BROADCAST),
             number("zero_point", f"{_BROADCAST} Added before rounding."),
             number("bit_width", _ONE),
         ),
         (_SIGNED, _NARROW, ROUNDING_MODE),
-        _quant,
-        form="integer",
         doc="y = (round(clamp(x / scale + zero_point)) - zero_point) * scale. See quark_numba.fake_quantize.",
     )
 
 
-_BIPOLAR_QUANT = operator(
-    _DOMAIN,
+_BIPOLAR_QUANT = _quantizer(
     "BipolarQuant",
+    "bipolar",
     (number("scale", _BROADCAST),),
     (),
-    lambda inputs, attributes: FakeQuantize(inputs[0], "bipolar", "ROUND", {"scale": inputs[1]}),
-    form="bipolar",
     doc="y = scale where x >= 0, else -scale.",
     format_name="bipolar",
 )
@@ -72,7 +71,8 @@ def _trunc(inputs: Sequence[AnyOperand | None], attributes: Mapping[str, Any]) -
         "in_bits": in_bits,
         "out_scale": out_scale,
         "out_bits": out_bits,
-        **_signs(attributes),
+        "signed": attributes["signed"],
+        "narrow": attributes["narrow"],
     }
     return FakeQuantize(x, "truncation", attributes["rounding_mode"], parameters)
 
@@ -94,20 +94,12 @@ _TRUNC = operator(
 )
 
 
-def _float_quant(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
-    x, *others = inputs
-    names = ("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val")
-    flags = {name: attributes[name] for name in ("has_inf", "has_nan", "saturation")}
-    return FakeQuantize(x, "minifloat", attributes["rounding_mode"], {**dict(zip(names, others, strict=True)), **flags})
-
-
-_FLOAT_QUANT = operator(
-    _DOMAIN,
+_FLOAT_QUANT = _quantizer(
     "FloatQuant",
+    "minifloat",
     (
         number("scale", _BROADCAST),
-        *(number(name, _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias")),
-        number("max_val", _ONE),
+        *(number(name, _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val")),
     ),
     (
         Attribute("has_inf", 0, "Whether values beyond the largest one become Inf, without saturation."),
@@ -116,8 +108,6 @@ _FLOAT_QUANT = operator(
         Attribute("saturation", 1, "Whether they become the largest value."),
         ROUNDING_MODE,
     ),
-    _float_quant,
-    form="minifloat",
     doc="y is x rounded to a float format of any widths. See quark_numba.minifloat_quantize_dequantize.",
     format_name="minifloats",
 )

@@ -7,10 +7,10 @@ import importlib
 import logging
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
+from ..compiling.versions import version_of
 from ..dialects import quark
 from ..ort import get_library_path as own_library_path
 from ..ort.native import REGISTRY
@@ -55,20 +55,12 @@ def fill(module: ModuleType) -> None:
 
 def check_version() -> None:
     """Warn in Quark's log if this release is not a known one."""
-    release = quark_version()
-    if release is None or ".".join(release.split(".")[:2]) not in KNOWN:
+    release = version_of("amd-quark")
+    if ".".join(release.split(".")[:2]) not in KNOWN:
         _log().warning(
             f"quark_numba.for_quark knows Quark {', '.join(KNOWN)}; this is {release or 'not a release'}. "
             "It replaces the operators all the same, if Quark takes them from where it did."
         )
-
-
-def quark_version() -> str | None:
-    """Return the version of Quark, or None if it is not installed."""
-    try:
-        return version("amd-quark")
-    except PackageNotFoundError:
-        return None
 
 
 @functools.cache

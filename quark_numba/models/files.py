@@ -1,11 +1,11 @@
-"""Writing of files. A file is written whole or not at all."""
+"""Checks and errors of files, and their writing. A file is written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import MissingFileError, ModelError, WriteError, file_error, reraise_of_signal_handler
@@ -44,6 +44,21 @@ def check_is_regular(path: str | os.PathLike[str], why: str = "as others may hav
     give other errors when they are opened."""
     if is_special(path) and not os.path.isdir(path):
         raise ModelError(f"{os.fspath(path)}: not a regular file; expected one, {why}")
+
+
+@contextmanager
+def errors_of_file(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Turn errors in the context into ModelError, as the file may be missing or have any content. `what` is what it should
+    be."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        if isinstance(error, OSError) and error.errno:
+            raise file_error(path, error) from None
+        raise ModelError(f"{path}: not {what}: {error}") from None
 
 
 def named_in_utf8(path: str | os.PathLike[str]) -> str:

@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     """Return the model at `path`, with or without its external data. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     recover(name)
-    try:
+    with files.errors_of_file(name, "an ONNX model"):
         files.check_is_regular(name, "as models are read more than once")
         if (size := os.path.getsize(name)) >= 1 << 31:
             raise ModelError(f"{name}: {size:,} bytes; expected a file of less than 2 GiB, with tensors in files beside it")
@@ -49,13 +49,6 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
             if file.read(8)[4:] == b"ORTM":  # the identifier of ONNX Runtime's flatbuffers
                 raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
         model = onnx.load(path, load_external_data=False)
-    except ModelError:
-        raise
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        if isinstance(error, OSError):
-            raise file_error(name, error) from None
-        raise ModelError(f"{name}: not an ONNX model: {error}") from None
     if external_data:
         load_tensors(model, protos.resolve_links(model, protos.folders_of(name), name), name)
     return model

@@ -93,7 +93,7 @@ def opened(tensor: ir.TensorProtocol) -> Iterator[Rows]:
 
 def _file_of(tensor: ir.ExternalTensor) -> Any:
     try:
-        return open(tensor.path, "rb", buffering=0)
+        return open(tensor.path, "rb")
     except OSError as error:
         raise file_error(f"tensor {tensor.name}: {tensor.path}", error) from None
 
@@ -116,12 +116,8 @@ def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArra
 
 
 def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> None:
-    done = 0
-    while done < content.size:
-        count = file.readinto(content[done:])  # at most 2 GiB at once
-        if not count:
-            raise ModelError(f"tensor {tensor.name}: {tensor.path} is truncated")
-        done += count
+    if file.readinto(content) < content.size:
+        raise ModelError(f"tensor {tensor.name}: {tensor.path} is truncated")
 
 
 def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ The last block of a direction is padded with zeros, and so are the last columns.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -123,27 +123,9 @@ def encode_weights(part: int, inputs: int, tensors: Any, codes: Any, sums: Any, 
         constants[direction * rows + row] = np.int32(rounded(value))
 
 
-class InputCodes(NamedTuple):
-    """The codes of x, split by `split`, and the sum of those of each row."""
-
-    low: Any
-    high: Any
-    sums: Any
-
-
-class StepMemory(NamedTuple):
-    """What a part of STEP has to itself: a product for each row of all blocks; a float for each row, and 2 * hidden more; and
-    the codes of the hidden state, split by `split`."""
-
-    products: Any
-    floats: Any
-    low: Any
-    high: Any
-
-
 @jit.function
 def encode_inputs(part: int, sizes: Any, x: Any, input_codes: Any, layer: Any) -> None:
-    """Write a block of the rows of the InputCodes."""
+    """Write a block of rows of the input codes: of the codes of x, split by `split`, and of the sum of those of each row."""
     steps, batch, inputs = sizes
     low, high, sums = input_codes
     scale, zero = np.float32(layer.x_scale), np.float32(layer.x_zero_point)
@@ -196,7 +178,8 @@ def multiply(
 
 @jit.function
 def step(part: int, sizes: Any, r_codes: Any, gates: Any, y: Any, layer: Any, memory: Any) -> None:
-    """Run all steps of a sequence in one direction. `memory` is a StepMemory."""
+    """Run all steps of a sequence in one direction. `memory` is what a part has to itself: a product for each row of all
+    blocks; a float for each row, and 2 * hidden more; and the codes of the hidden state, split by `split`."""
     steps, batch, _ = sizes
     products, floats, low, high = memory
     hidden = layer.hidden
@@ -296,7 +279,7 @@ def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: An
     high_begin, gates_begin = sums_end + code_words, sums_end + 2 * code_words
     own_begin = gates_begin + steps * batch * rows // 2
     low, high = memory[sums_end:high_begin].view(np.int16), memory[high_begin:gates_begin].view(np.int16)
-    input_codes, gates = InputCodes(low, high, memory[:sums_end]), memory[gates_begin:own_begin].view(np.int32)
+    input_codes, gates = (low, high, memory[:sums_end]), memory[gates_begin:own_begin].view(np.int32)
     if phase == ENCODE_INPUTS:
         encode_inputs(part, sizes, x, input_codes, layer)
         return
@@ -309,7 +292,7 @@ def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: An
     high_begin, end = low_begin + pairs_of(hidden) // 2, low_begin + pairs_of(hidden)
     products, floats = own[:floats_begin], own[floats_begin:low_begin].view(np.float32)
     low, high = own[low_begin:high_begin].view(np.int16), own[high_begin:end].view(np.int16)
-    step(part, sizes, r_codes, gates, y, layer, StepMemory(products, floats, low, high))
+    step(part, sizes, r_codes, gates, y, layer, (products, floats, low, high))
 
 
 def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> bool:

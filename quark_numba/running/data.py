@@ -23,7 +23,7 @@ from ..checks import check_integers, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
 from .files import File, check_names, files_of, forget, read_headers
-from .inputs import Header, ModelInput, random_inputs
+from .inputs import ModelInput, random_inputs
 from .sessions import Arrays
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
@@ -169,10 +169,11 @@ class Layout:
             header = headers[model_input.name]
             if self.batch:
                 sizes = {min(self.batch, length) or self.batch, length % self.batch or self.batch}
-                faults = [model_input.fault(Header((rows, *header.shape[1:]), header.dtype)) for rows in sizes]
+                faults = [model_input.fault(header.dtype, (rows, *header.shape[1:])) for rows in sizes]
                 what = f"input {model_input.name}, in batches of {self.batch},"
             else:
-                faults, what = [model_input.fault(header, dropped=int(stacked))], f"input {model_input.name}"
+                faults = [model_input.fault(header.dtype, header.shape, dropped=int(stacked))]
+                what = f"input {model_input.name}"
             for fault in filter(None, faults):
                 raise ModelError(f"{name}: {what} {fault}")
         if self.labels and headers[self.labels].dtype.kind not in "iu":

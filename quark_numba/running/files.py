@@ -7,8 +7,7 @@ import os
 import struct
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -17,13 +16,16 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import ModelError, file_error, reraise_of_signal_handler
-from ..models.files import check_is_regular
+from ..errors import ModelError, file_error
+from ..models.files import check_is_regular, errors_of_file
 
 T = TypeVar("T")
 
 # The bytes of a file that are in memory at a time while its checksums are computed.
 _CHUNK = 1 << 20
+
+# What the files are, for messages.
+_WHAT = "a file of numbers"
 
 # The fixed part of a member's header in a zip file: its length, its first bytes, and where the lengths of the rest are.
 _LOCAL_HEADER, _SIGNATURE, _LENGTHS = 30, b"PK\x03\x04", slice(26, 30)
@@ -81,7 +83,7 @@ class File:
     def rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
         """Return rows of arrays that are together in the file, and read nothing else. Raise ModelError if the file cannot be
         read or has changed."""
-        with _errors_of(self.path), open(self.path, "rb", buffering=0) as file:
+        with errors_of_file(self.path, _WHAT), open(self.path, "rb") as file:
             if not self._is_same(os.fstat(file.fileno())) and read_headers(self.path, [*self.members]) != self.members:
                 raise self._changed()
             return {name: _rows(file, member, start, stop) for name, member in self.members.items()}
@@ -148,7 +150,7 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes],
     """Return what `read_one` makes of each array: of its .npy file as a stream, of where in the file that begins (None if it is
     compressed), and of its bytes."""
     check_is_regular(path)
-    with _errors_of(path), open(path, "rb") as file:
+    with errors_of_file(path, _WHAT), open(path, "rb") as file:
         if Path(path).suffix == ".npy":
             if len(names) != 1:
                 raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
@@ -162,20 +164,6 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes],
                 with archive.open(members[name]) as content:
                     arrays[name] = read_one(content, start, members[name].file_size)
             return arrays
-
-
-@contextmanager
-def _errors_of(path: str | Path) -> Iterator[None]:
-    """Turn errors in the context into ModelError, as the file may be missing or have any content."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        if isinstance(error, OSError) and error.errno:
-            raise file_error(path, error) from None
-        raise ModelError(f"{path}: not a file of numbers: {error}") from None
 
 
 def _start(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
@@ -215,19 +203,9 @@ def _rows(file: Any, member: Member, start: int, stop: int) -> NDArray[Any]:
     assert member.offset is not None
     rows = np.empty((stop - start, *member.shape[1:]), member.dtype)
     file.seek(member.offset + start * math.prod(member.shape[1:]) * member.dtype.itemsize)
-    _fill(rows, file)
+    if rows.nbytes and file.readinto(rows.reshape(-1).view(np.uint8)) < rows.nbytes:
+        raise ValueError("it ends before its last element")
     return _native(rows)
-
-
-def _fill(array: NDArray[Any], file: Any) -> None:
-    if not array.nbytes:
-        return
-    content, done = array.reshape(-1).view(np.uint8), 0
-    while done < content.size:
-        count = file.readinto(content[done:])  # at most 2 GiB at once
-        if not count:
-            raise ValueError("it ends before its last element")
-        done += count
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:

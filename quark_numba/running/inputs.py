@@ -5,19 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from ..errors import ModelError
 from .sessions import Arrays, dtype_of
-
-
-class Header(NamedTuple):
-    """The shape and dtype in the header of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -28,20 +21,19 @@ class ModelInput:
     type_name: str
     shape: tuple[int | str | None, ...] | None
 
-    def fault(self, header: Any, *, dropped: int = 0) -> str:
-        """Return the reason why an array does not fit this input, or "" if it fits. `header` is the array or its header. Its
-        first `dropped` dimensions are ignored."""
-        dtype = dtype_of(self.type_name)
-        if dtype is None or (header.dtype.kind != "U" if dtype.kind == "U" else header.dtype.newbyteorder("=") != dtype):
-            return f"is {header.dtype}; the model takes {self.type_name}"
-        shape = header.shape[dropped:]
+    def fault(self, dtype: np.dtype[Any], shape: tuple[int, ...], *, dropped: int = 0) -> str:
+        """Return the reason why an array of this dtype and shape does not fit this input, or "" if it fits. Its first `dropped`
+        dimensions are ignored."""
+        wanted_dtype = dtype_of(self.type_name)
+        if wanted_dtype is None or (dtype.kind != "U" if wanted_dtype.kind == "U" else dtype.newbyteorder("=") != wanted_dtype):
+            return f"is {dtype}; the model takes {self.type_name}"
         if self.shape is None:
             return ""
-        fits = len(shape) == len(self.shape) and all(
-            not _is_fixed(wanted) or wanted == length for length, wanted in zip(shape, self.shape, strict=True)
+        fits = len(shape) - dropped == len(self.shape) and all(
+            not _is_fixed(wanted) or wanted == length for length, wanted in zip(shape[dropped:], self.shape, strict=True)
         )
         expected = ", ".join("?" if wanted is None else str(wanted) for wanted in self.shape)
-        return "" if fits else f"has shape {header.shape}; the model takes [{expected}]"
+        return "" if fits else f"has shape {shape}; the model takes [{expected}]"
 
     @property
     def has_free_rows(self) -> bool:

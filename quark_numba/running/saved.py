@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 import typing
 from typing import Any
 
 from ..errors import ModelError, reason_of
 from ..models import files
+from ..texts import in_json
 from ..version import __version__
 
 # The time from one write of the file to the next.
@@ -58,7 +58,7 @@ class Saved:
     def add(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
         """Record a copy of the sums for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C
         may interrupt the caller while it adds to the sums."""
-        self._content[kind.__name__] = {"sums": _encoded(sums), "done": done, "failed": {**failed}}
+        self._content[kind.__name__] = {"sums": in_json(sums), "done": done, "failed": {**failed}}
         if time.monotonic() - self._written > _SECONDS:
             self.write()
 
@@ -67,22 +67,8 @@ class Saved:
         self._written = time.monotonic()
 
 
-def _encoded(value: Any) -> Any:
-    """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs. Infinities and NaN, which
-    JSON does not have, become text, which `float` reads."""
-    if dataclasses.is_dataclass(value):
-        return {part.name: _encoded(getattr(value, part.name)) for part in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: _encoded(part) for key, part in value.items()}
-        return [[_encoded(key), _encoded(part)] for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [*map(_encoded, value)]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _decoded(kind: Any, value: Any) -> Any:
-    """Return the instance of `kind` that `_encoded` turned into JSON's types."""
+    """Return the instance of `kind` that `in_json` turned into JSON's types."""
     if dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind)
         return kind(**{name: _decoded(types[name], element) for name, element in value.items()})  # type: ignore[operator]

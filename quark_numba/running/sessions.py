@@ -37,17 +37,18 @@ def create_session(
     qdq: Qdq = "auto",
     fuses_integers: bool = False,
     profile: str = "",
-    optimizations: bool = True,
-    keeps_memory: bool = True,
+    is_part: bool = False,
     folder: str = "",
     providers: Sequence[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, with the package's operators if the model has them or `qdq` is "float".
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
-    beginning of the paths of profile files, "" for no files. `keeps_memory` is False for one of hundreds of sessions. `folder`
-    has the tensors in files of a model without a path. `fuses_integers` says whether ONNX Runtime may fuse its own quantization
-    nodes into integer operators although the model has operators of the package. `providers` are names as in ``providers_of``.
+    beginning of the paths of profile files, "" for no files. `is_part` is True for one of hundreds of sessions of parts of a
+    model: it keeps no memory, and has no optimizations. `folder` has the tensors in files of a model without a path.
+    `fuses_integers` says whether ONNX Runtime may fuse its own quantization nodes into integer operators although the model has
+    operators of the package. `providers` are names as in ``providers_of``.
+
     Raise ModelError, also if a provider does not start because its libraries are missing, for example. ONNX Runtime would
     continue with the others.
     """
@@ -59,8 +60,8 @@ def create_session(
     options.log_severity_level = 4  # errors come as exceptions
     # Idle threads that spin would take the processors from the session that is running.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = keeps_memory
-    if not optimizations:
+    if is_part:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if folder:
         options.add_session_config_entry(TENSORS_FOLDER, folder)
@@ -85,19 +86,14 @@ def session_of(
     CPU provider, the model is prepared as for ``InferenceSession``. ONNX Runtime maps large tensors from files; computed ones
     are written to files first, and the model may lose them. Raise ModelError."""
     if others := beside_cpu(providers_of(providers)):
-        model = _for_others(model, others)
+        in_memory = model_files.as_proto(model) if isinstance(model, ir.Model) else model
+        model = optimized(in_memory, operators=operators_for(others), has_other_providers=True).rewritten
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model
     options: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
     has_own_operators = _has_own_operators(content)
     with model_files.session_source(content) as source:
         return create_session(source, name, has_own_operators=has_own_operators, **options)
-
-
-def _for_others(model: model_files.Source | model_files.Model, providers: list[str]) -> model_files.Model:
-    """Return a model for other execution providers, in the operators that are right there."""
-    source = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-    return optimized(source, operators=operators_for(providers), has_other_providers=True).rewritten
 
 
 def _has_own_operators(model: model_files.Model) -> bool:

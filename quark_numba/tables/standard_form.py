@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand
 from ..declaration.reasons import NotRewrittenError, stays_if
-from ..declaration.standard_form import Builder, Given, int64s
+from ..declaration.standard_form import Builder, Given
 from ..element_types import FLOAT32, INT32
 from .calls import Rule, convert, rule
 from .granularity import NO_AXIS, THRESHOLD, shape_of
@@ -43,8 +43,9 @@ def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: An
     """Return how many thresholds each x reaches, as a float32. Thresholds that are not constant lie along another dimension."""
     rows = _shape_of_rows(op, applied, x, thresholds, thresholds)
     if thresholds.array is None:
-        reached = op.at_least(_with_last_dimension(op, x), op.reshape(thresholds, (*rows, -1)))
-        return _sum_of_last_dimension(op, op.cast(reached, FLOAT32), op.rank(x))
+        same = [0] * op.rank(x)
+        reached = op.at_least(op.reshape(x, (*same, 1)), op.reshape(thresholds, (*rows, -1)))
+        return op.reshape(op.reduce("ReduceSum", op.cast(reached, FLOAT32), len(same)), same)
     table = np.sort(thresholds.array, axis=1)  # NaN is last
     table = table[:, ~np.all(np.isnan(table), axis=0)]
     if not table.size:
@@ -56,17 +57,6 @@ def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: An
     for each in others:
         count = op("Add", count, each)
     return count
-
-
-def _with_last_dimension(op: Builder[AnyOperand], x: AnyOperand) -> AnyOperand:
-    rank = op.rank(x)
-    return op("Unsqueeze", x, axes=[rank]) if op.opset < 13 else op("Unsqueeze", x, int64s(rank))
-
-
-def _sum_of_last_dimension(op: Builder[AnyOperand], x: AnyOperand, axis: int) -> AnyOperand:
-    if op.opset < 13:
-        return op("ReduceSum", x, axes=[axis], keepdims=0)
-    return op("ReduceSum", x, int64s(axis), keepdims=0)
 
 
 def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOperand, threshold: AnyOperand) -> AnyOperand:

@@ -299,7 +299,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     kind, _, inner = text.removesuffix(")").partition("(")
     result = onnx.TypeProto()
     if kind == "tensor":
-        result.tensor_type.elem_type = onnx.TensorProto.DataType.Value({"float": "FLOAT"}.get(inner, inner.upper()))
+        result.tensor_type.elem_type = onnx.TensorProto.DataType.Value(inner.upper())
     elif kind == "seq":
         result.sequence_type.elem_type.CopyFrom(_type_proto(inner))
     elif kind == "optional":
@@ -310,6 +310,5 @@ def _type_proto(text: str) -> onnx.TypeProto:
 
 
 def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, **options: Any) -> Any:
-    options |= {"threads": 1, "optimizations": False, "keeps_memory": False}
     with model_files.session_source(model) as source:
-        return sessions.create_session(source, name, has_own_operators=has_own_operators, **options)
+        return sessions.create_session(source, name, has_own_operators=has_own_operators, threads=1, is_part=True, **options)
