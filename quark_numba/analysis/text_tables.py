@@ -33,9 +33,7 @@ def of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     yield outputs("Quantized model, against the reference", evaluation.outputs)
     yield from not_compared(evaluation.not_compared)
     yield Table("", ["", ""], figures(evaluation))
-    if evaluation.not_labelled:
-        reasons = [[*item] for item in evaluation.not_labelled.items()]
-        yield Table("Outputs without an accuracy", ["output", "why"], reasons)
+    yield from _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
 
 
 def figures(evaluation: Evaluation) -> list[list[str]]:
@@ -82,14 +80,17 @@ def of_analysis(analysis: Analysis, top: int) -> Iterator[Table]:
 
 def left_out(failed: Mapping[str, str]) -> Iterator[Table]:
     """Yield the table of the batches that were left out, if any."""
-    if failed:
-        yield Table("Batches that are left out", ["batch", "why"], [[*item] for item in failed.items()])
+    return _reasons("Batches that are left out", "batch", failed)
 
 
 def not_compared(reasons: Mapping[str, str]) -> Iterator[Table]:
     """Yield the table of the outputs that cannot be compared, with the reasons, if there are any."""
+    return _reasons("Outputs that are not compared", "output", reasons)
+
+
+def _reasons(title: str, what: str, reasons: Mapping[str, str]) -> Iterator[Table]:
     if reasons:
-        yield Table("Outputs that are not compared", ["output", "why"], [[*item] for item in reasons.items()])
+        yield Table(title, [what, "why"], [*reasons.items()])
 
 
 def output_columns(rows: Sequence[OutputError]) -> dict[str, tuple[str, str]]:
