@@ -87,8 +87,8 @@ def _measure(
         batches = arguments.batches_of(options, sessions[0])
         inputs = _first_batch(options, batches)
         outputs = [run(session, inputs) for session in sessions]
-        with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
-            medians = measuring.latencies(sessions, inputs, options.runs, tick)
+        with progress("running") as update:
+            medians = measuring.latencies(sessions, inputs, options.runs, update)
         count, comparison = _compare_batches(options, sessions, outputs, batches)
         report = {
             "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
