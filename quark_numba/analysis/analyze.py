@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_flags, check_integers, check_names, refuse
+from ..checks import check_choices, check_flags, check_integers, check_names
 from ..compiling.threads import number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
@@ -93,8 +93,7 @@ def analyze(
     check_flags(sweep=sweep)
     check_names(what_if=what_if)
     check_integers(0, math.inf, "an integer of 0 or more", histograms=histograms)
-    if not (isinstance(by, str) and by in BY):
-        refuse("by", by, '"tensor", "node" or "operator"', ValueError)
+    check_choices(BY, by=by)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms, execution.providers)
     here = replace(recipe, providers=execution.providers_here)

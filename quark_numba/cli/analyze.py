@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..texts import in_json, printable
 from . import arguments
 from .evaluate import add_comparison, fails_below, tell_failed
-from .printing import counted_progress, print_json, print_tables
+from .printing import print_json, print_tables, progress
 
 if TYPE_CHECKING:
     from ..analysis.results import Analysis
@@ -81,7 +81,7 @@ def _analyze(options: argparse.Namespace) -> int:
     arguments.check_written(options, "csv", "html", "exclude_config", "resume")
     if options.html:
         check_plots()
-    with counted_progress("analysing") as progress:
+    with progress("analysing") as update:
         analysis = analyze(
             options.model,
             arguments.data_of(options),
@@ -91,7 +91,7 @@ def _analyze(options: argparse.Namespace) -> int:
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            execution=arguments.execution_of(options, progress),
+            execution=arguments.execution_of(options, update),
         )
     tell_failed(analysis.failed)
     if options.html:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from . import arguments
-from .printing import counted_progress, print_json, print_tables, tell
+from .printing import print_json, print_tables, progress, tell
 
 if TYPE_CHECKING:
     from ..analysis.results import Analysis, Evaluation
@@ -76,7 +76,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from ..running.data import load_function
 
     arguments.check_written(options, "resume")
-    with counted_progress("evaluating") as progress:
+    with progress("evaluating") as update:
         evaluation = evaluate(
             options.model,
             arguments.data_of(options),
@@ -87,7 +87,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             ignore_label=options.ignore_label,
             top_k=options.top_k,
             metric=load_function(options.metric) if options.metric else None,
-            execution=arguments.execution_of(options, progress),
+            execution=arguments.execution_of(options, update),
         )
     tell_failed(evaluation.failed)
     if options.json:

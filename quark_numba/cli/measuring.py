@@ -136,35 +136,26 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
     files.write(path, content.getvalue())
 
 
-def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, tick: Callable[[], None]) -> list[float]:
-    """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns.
-
-    `tick` is called after every run, ``ticks(len(sessions), runs)`` times in all.
-    """
+def latencies(
+    sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, update: Callable[..., None]
+) -> list[float]:
+    """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns. `update` updates
+    a progress bar."""
+    # The turns of a session: whether the turn is timed, and its number of runs.
+    blocks = [(False, _WARM_UP), *((True, 1 + min(_BLOCK, runs - start)) for start in range(0, runs, _BLOCK))]
+    update(total=len(sessions) * sum(block for _, block in blocks))
     contenders = [
         (session, [y.name for y in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
     ]
-    for timed, block in _blocks(runs):
+    for timed, block in blocks:
         for session, names, arrays, seconds in contenders:
             for _ in range(block):
                 start = time.perf_counter()
                 results(session, names, arrays)
                 seconds.append(time.perf_counter() - start)
-                tick()
+                update(advance=1)
             if timed:
                 del seconds[-block]  # the first run of a block finds the caches full of another session's data
             else:
                 seconds.clear()
     return [float(np.median(seconds)) for *_, seconds in contenders]
-
-
-def ticks(sessions: int, runs: int) -> int:
-    """Return the number of runs that `latencies` does in all."""
-    return sessions * sum(block for _, block in _blocks(runs))
-
-
-def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
-    """Yield the turns of a session: whether the turn is timed, and its number of runs."""
-    yield False, _WARM_UP
-    for start in range(0, runs, _BLOCK):
-        yield True, 1 + min(_BLOCK, runs - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,8 +23,8 @@ for _console in (OUTPUT, _messages):
         _console.width = 80
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
-    print_tables([Table(title, columns, rows, none)])
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print_tables([Table(title, columns, rows)])
 
 
 def print_tables(tables: Iterable[Table]) -> None:
@@ -54,23 +55,10 @@ def tell(style: str, what: str, message: object) -> None:
         _messages.print(f"[{style}]{what}:[/] {plain(str(message), _messages)}", soft_wrap=True)
 
 
-def _bar() -> Progress:
+@contextmanager
+def progress(what: str) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on a terminal, removed at the end. Yield the function that updates it: ``update(total=10)``,
+    ``update(advance=1)`` or ``update(completed=3)``."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal)
-
-
-@contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal, removed at the end. Yield a function to call after each of `total` steps."""
-    with _bar() as bar:
-        task = bar.add_task(plain(what, _messages), total=total)
-        yield lambda: bar.advance(task)
-
-
-@contextmanager
-def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar that can jump. Yield a function to call with the number of finished steps and the number of all
-    steps, or None if that is unknown."""
-    with _bar() as bar:
-        task = bar.add_task(plain(what, _messages), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as bar:
+        yield functools.partial(bar.update, bar.add_task(plain(what, _messages), total=None))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from ..texts import cell
@@ -60,49 +60,44 @@ def _run(options: argparse.Namespace) -> int:
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
-    measured = _measure(options, models)
+    report, outputs, optimized = _measure(options, models)
     if options.save_outputs:
-        measuring.write_arrays(options.save_outputs, measured.outputs)
-    report = _report(options, measured)
+        measuring.write_arrays(options.save_outputs, outputs)
+    if options.expected:
+        report["expected"] = _compare_with_file(options, outputs)
     if options.json:
         json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
-        _print(options, report, measured.optimized)
+        _print(options, report, optimized)
     return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
-class _Measurement(NamedTuple):
-    """What runs of the models showed. `inputs` and `outputs` are those of the first batch, the outputs by the first model.
-    `times` are the part of --json's report about each session. `comparison` is that with the reference, over all batches, and
-    `optimized` the first model in its optimized form, if the options ask for these."""
-
-    inputs: Arrays
-    outputs: Arrays
-    batches: int
-    providers: list[str]
-    times: list[dict[str, Any]]
-    comparison: Comparison | None
-    optimized: Artifact | None
-
-
-def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> _Measurement:
-    """Run the models, given as paths and quantization nodes."""
+def _measure(
+    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
+) -> tuple[dict[str, Any], Arrays, Artifact | None]:
+    """Run the models, given as paths and quantization nodes. Return --json's report without the comparison with --expected, the
+    outputs of the first model for the first batch, and that model in its optimized form, if the options ask for it."""
     from ..running.sessions import run
     from . import measuring
 
     with ExitStack() as stack:
         sessions, loads, optimized = _load(options, models, stack)
-        providers = sessions[0].get_providers()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
         inputs = _first_batch(options, batches)
         outputs = [run(session, inputs) for session in sessions]
-        with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
-            medians = measuring.latencies(sessions, inputs, options.runs, tick)
+        with progress("running") as update:
+            medians = measuring.latencies(sessions, inputs, options.runs, update)
         count, comparison = _compare_batches(options, sessions, outputs, batches)
+        report = {
+            "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
+            "batches": count,
+            "threads": options.threads or "default",
+            "providers": sessions[0].get_providers(),
+        }
     times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
-    return _Measurement(inputs, outputs[0], count, providers, times, comparison, optimized)
+    return report | _report_times(options, times, optimized, comparison), outputs[0], optimized
 
 
 def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
@@ -143,19 +138,14 @@ def _compare_batches(
     return count, comparison
 
 
-def _report(options: argparse.Namespace, measured: _Measurement) -> dict[str, Any]:
-    """Return the report that --json prints. Raise ModelError if an output cannot be compared with that of --expected."""
-    times, optimized, comparison = measured.times, measured.optimized, measured.comparison
+def _report_times(
+    options: argparse.Namespace, times: list[dict[str, Any]], optimized: Artifact | None, comparison: Comparison | None
+) -> dict[str, Any]:
+    """Return the part of --json's report about the models, from its parts about their sessions and the comparison with the
+    reference."""
     latencies = [timed["median_seconds"] for timed in times]
     ratios = [{"latency_ratio": latency / latencies[-1]} if options.reference else {} for latency in latencies]
-    report: dict[str, Any] = {
-        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in measured.inputs.items()},
-        "batches": measured.batches,
-        "threads": options.threads or "default",
-        "providers": measured.providers,
-        "load_seconds": times[0]["load_seconds"],
-        "median_seconds": times[0]["median_seconds"],
-    }
+    report = {name: times[0][name] for name in ("load_seconds", "median_seconds")}
     if optimized and arguments.has_other_providers(options):
         report |= optimized.report()
     elif optimized:
@@ -163,8 +153,6 @@ def _report(options: argparse.Namespace, measured: _Measurement) -> dict[str, An
     if comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
         report["reference"] = times[-1] | ratios[0] | compared
-    if options.expected:
-        report["expected"] = _compare_with_file(options, measured.outputs)
     return report
 
 

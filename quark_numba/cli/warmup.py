@@ -55,13 +55,14 @@ def _compile_for_all_types() -> None:
 
     types = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
     families = _families_of_one_kernel()
-    with progress("compiling", len(_VARIANTS) * (2 * len(types) + len(families))) as tick:
+    with progress("compiling") as update:
+        update(total=len(_VARIANTS) * (2 * len(types) + len(families)))
         for name in types:
-            _compile_type(name, tick)
+            _compile_type(name, update)
         for family in families:
             node_functions(family)
             for kernel in table_of(family).values():
-                _compile_variants(kernel, tick)
+                _compile_variants(kernel, update)
 
 
 def _families_of_one_kernel() -> list[str]:
@@ -73,7 +74,7 @@ def _families_of_one_kernel() -> list[str]:
     return [family for family in families if len(table_of(family)) == 1]
 
 
-def _compile_type(name: str, tick: Callable[[], None]) -> None:
+def _compile_type(name: str, update: Callable[..., None]) -> None:
     """Compile the kernels that quantize float32 to the type and back."""
     from ..element_types import FLOAT32, find
     from ..linear.kernels import widen_function
@@ -88,10 +89,10 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
     ):
         widen_function(element_type, key.zero_point_dtype)
-        _compile_variants(table_of("linear")[key], tick)
+        _compile_variants(table_of("linear")[key], update)
 
 
-def _compile_variants(kernel: Kernel, tick: Callable[[], None]) -> None:
+def _compile_variants(kernel: Kernel, update: Callable[..., None]) -> None:
     for variant in _VARIANTS:
         getattr(kernel, variant)
-        tick()
+        update(advance=1)

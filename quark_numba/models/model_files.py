@@ -187,14 +187,6 @@ class Source:
         states = sorted((path, size, time) for path, (size, _, time, *_) in self._states.items())
         return hashlib.sha256(content + repr(states).encode()).hexdigest()
 
-    def copy(self) -> onnx.ModelProto:
-        """Return a copy of the model with all tensors in it."""
-        result = onnx.ModelProto()
-        result.CopyFrom(self.proto)
-        if self._folder is not None:
-            load_tensors(result, self._folder, self._name, self._leave)
-        return result
-
     def again(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None

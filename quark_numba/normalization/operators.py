@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, Builder, Operator, Parameter, Tensor, known, shape_text
+from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32
 from .calls import extended_instance_normalization
 from .granularity import FAULTS, instance_shape
@@ -22,10 +22,6 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "bias_shape": shape_text(bias)}
         raise ValueError(FAULTS[fault].format(**shapes))
     return [Tensor(FLOAT32, x)]
-
-
-def _standard_form(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
-    return [write(op, inputs, attributes)]
 
 
 OPERATORS = (
@@ -45,7 +41,7 @@ OPERATORS = (
         attributes=(Attribute("epsilon", 1e-5, "What is added to the variance.", "FLOAT"),),
         call=extended_instance_normalization,
         infer=_infer,
-        standard_form=_standard_form,
+        standard_form=write,
         faults=FAULTS,
         formats={"bfloat16": None},
         is_checked_at_load=True,

@@ -22,7 +22,7 @@ from ..element_types import BFLOAT16, FLOAT32, FLOAT64
 _f32, _f64 = np.float32, np.float64
 
 
-def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> AnyOperand:
+def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
     """Write the nodes of a normalization, and return their output. Raise NotRewrittenError."""
     x, scale, bias = inputs
     rank, shape = op.rank(x), op.shape(x)
@@ -30,7 +30,7 @@ def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Map
     if shape[1] is None:
         raise NotRewrittenError("the number of channels of its x is not known")
     if 0 in shape:
-        return op("Identity", x)
+        return [op("Identity", x)]
     values = _bfloat16(op, x)
     instances = op("Transpose", op.reshape(values, (0, 0, -1)), perm=[2, 0, 1])
     reciprocal = _reciprocal(op, instances)
@@ -43,7 +43,7 @@ def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Map
     quotient = _bfloat16(op, op("Mul", values, op.reshape(inverse, spread)))
     centered = _bfloat16(op, op("Sub", quotient, op.reshape(center, spread)))
     gamma, beta = (_of_channels(op, each, shape[1], rank) for each in (scale, bias))
-    return _bfloat16(op, op.plus(op.product(centered, gamma), beta))
+    return [_bfloat16(op, op.plus(op.product(centered, gamma), beta))]
 
 
 def _bfloat16(op: Builder[AnyOperand], x: AnyOperand) -> AnyOperand:

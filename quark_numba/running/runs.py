@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..checks import check_functions, check_integers, check_names, check_paths, check_texts, refuse
+from ..checks import check_choices, check_functions, check_integers, check_names, check_paths, check_texts, refuse
 from ..compiling.threads import MOST_THREADS, number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
@@ -69,8 +69,7 @@ class Execution:
         check_functions(progress=self.progress)
         if self.workers is not None and self.scheduler is not None:
             raise TypeError("workers and scheduler: one of them at most")
-        if not (isinstance(self.on_error, str) and self.on_error in ("stop", "continue")):
-            refuse("on_error", self.on_error, '"stop" or "continue"', ValueError)
+        check_choices(("stop", "continue"), on_error=self.on_error)
 
     @property
     def is_here(self) -> bool:

@@ -10,6 +10,7 @@ import onnxruntime
 
 from ...element_types import find
 from ...errors import reraise_of_signal_handler
+from ...models import model_files
 from ...models.model_files import Source
 from ...ort import register
 from ...rewriting.fusions import optimized_by_onnx_runtime
@@ -65,7 +66,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
-        simplified = optimized_by_onnx_runtime(reference.copy(), options)
+        simplified = optimized_by_onnx_runtime(model_files.as_proto(reference.lazy()), options)
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
