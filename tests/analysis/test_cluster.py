@@ -68,7 +68,7 @@ def test_the_same_bytes_and_only_loopback(small, terminal, monkeypatch):
     words = ["evaluate", small[0], "--data", str(small[1]), "--labels", "l", "--metric", "test_cluster:biggest_difference"]
     alone = terminal.text(*words, "--json")
     listening = []
-    counted = cli.evaluate.counted_progress
+    shown = cli.evaluate.progress
 
     def look(what):
         listening.extend(
@@ -80,16 +80,19 @@ def test_the_same_bytes_and_only_loopback(small, terminal, monkeypatch):
 
     class Progress:
         def __init__(self, what):
-            self.inner = counted(what)
+            self.inner = shown(what)
 
         def __enter__(self):
-            tell = self.inner.__enter__()
-            return lambda done, total: (look(done) if done == 100 else None, tell(done, total))
+            update = self.inner.__enter__()
+            return lambda *, completed, total: (
+                look(completed) if completed == 100 else None,
+                update(completed=completed, total=total),
+            )
 
         def __exit__(self, *error):
             return self.inner.__exit__(*error)
 
-    monkeypatch.setattr(cli.evaluate, "counted_progress", Progress)
+    monkeypatch.setattr(cli.evaluate, "progress", Progress)
     assert terminal.text(*words, "--workers", "2", "--json") == alone
     assert len(listening) >= 3  # the scheduler and two workers
     assert set(listening) == {"127.0.0.1"}

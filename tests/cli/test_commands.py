@@ -268,7 +268,7 @@ RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 
 
 COMMAND = ["-m", "quark_numba", "warmup", "--model"]
-ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile_type('int4', lambda: None)"]  # all take minutes
+ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile_type('int4', lambda **_: None)"]  # all take minutes
 
 
 @pytest.mark.parametrize(
