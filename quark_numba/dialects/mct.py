@@ -33,15 +33,11 @@ def _by_threshold(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -
     return FakeQuantize(x, "threshold", "ROUND", parameters, _axis(attributes))
 
 
-def _uniform_activation(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
-    parameters = {"min": attributes["min_range"], "max": attributes["max_range"], "bit_width": attributes["num_bits"]}
-    return FakeQuantize(inputs[0], "offset range", "ROUND", parameters)
-
-
-def _uniform_weights(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
-    x, least, most = inputs
+def _by_range(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, least, most = (*inputs, attributes.get("min_range"), attributes.get("max_range"))[:3]
+    form = "offset range" if "min_range" in attributes else "range"
     parameters = {"min": least, "max": most, "bit_width": attributes["num_bits"]}
-    return FakeQuantize(x, "range", "ROUND", parameters, _axis(attributes))
+    return FakeQuantize(x, form, "ROUND", parameters, _axis(attributes))
 
 
 OPERATORS = (
@@ -67,7 +63,7 @@ OPERATORS = (
             _NUM_BITS,
             _VERSION,
         ),
-        _uniform_activation,
+        _by_range,
         form="offset range",
         doc="y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0.",
     ),
@@ -91,7 +87,7 @@ OPERATORS = (
             number("max_range", "One element, or one for each channel."),
         ),
         (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
-        _uniform_weights,
+        _by_range,
         form="range",
         doc="y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0.",
     ),
