@@ -5,6 +5,7 @@ The headers of all files are read first, so that wrong data are refused before a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -407,13 +408,19 @@ def _feeds(function: Callable[[], Any], name: str) -> Iterable[Any]:
 def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
     """Yield each feed. If the object of the caller fails to return one, yield the error instead, and continue with the next
     one. Raise ModelError if the object returns nothing but errors any more."""
-    get, end = _getter(feeds, name)
+    end = object()
+    with errors_named(name):
+        calls: Iterable[Callable[[], Any]]
+        if isinstance(feeds, Sequence):  # unlike its iterator, indices go on after an error
+            calls = (functools.partial(feeds.__getitem__, number) for number in range(len(feeds)))
+        else:
+            calls = itertools.repeat(functools.partial(next, iter(feeds), end))
     failures = 0
-    for number in itertools.count():
+    for number, call in enumerate(calls):
         what = f"{name}, number {number}"
         try:
             with errors_named(what, FailedDataError):
-                feed = get(number)
+                feed = call()
             failures = 0
         except FailedDataError as error:
             feed, failures = error, failures + 1
@@ -424,17 +431,6 @@ def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
         if failures > _MAX_FAILURES and not isinstance(feeds, Sequence):
             raise ModelError(f"{what}: {failures} failures in a row, the last one: {feed}")
         yield what, feed
-
-
-def _getter(feeds: Iterable[Any], name: str) -> tuple[Callable[[int], Any], object]:
-    """Return the function that returns the feed of the next number, and what it returns after the last one."""
-    end = object()
-    with errors_named(name):
-        if isinstance(feeds, Sequence):
-            length = len(feeds)
-            return lambda number: feeds[number] if number < length else end, end
-        iterator = iter(feeds)
-        return lambda _: next(iterator, end), end
 
 
 def _array(value: Any, name: str, what: str) -> NDArray[Any]:
