@@ -295,7 +295,7 @@ def _sums_of_weight(quantizer: Quantizer) -> TensorSums | None:
     weight, rounded = quantizer.weight, quantizer.rounded
     sums = measure(quantizer, weight, weight, rounded)
     # The errors are those of the rounded weight in the model. Rounding the float weight here may have another result.
-    sums.own_noise, sums.largest_own = sums.noise, sums.largest
+    sums.own_noise = sums.noise
     sums.flushed = float(np.sum((rounded == 0) & (weight != 0)))
     return sums
 

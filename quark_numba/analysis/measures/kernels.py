@@ -17,7 +17,7 @@ SIGNAL, ENERGY, PRODUCT = map(TENSOR_SUMS.index, ("signal", "energy", "product")
 NOISE, OWN_NOISE, INHERITED_NOISE = map(TENSOR_SUMS.index, ("noise", "own_noise", "inherited_noise"))
 FLUSHED, SATURATED = map(TENSOR_SUMS.index, ("flushed", "saturated"))
 LEAST_CODE, LARGEST_CODE = map(TENSOR_SUMS.index, ("least_code", "largest_code"))
-LARGEST, LARGEST_OWN = map(TENSOR_SUMS.index, ("largest", "largest_own"))
+LARGEST = TENSOR_SUMS.index("largest")
 
 # The exponent bits of a float64. With all other bits cleared, a positive number becomes the largest power of two that is not
 # larger, and 0 stays 0.
@@ -48,10 +48,8 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
     least, most = lanes[LANES * LEAST_CODE + lane], lanes[LANES * LARGEST_CODE + lane]
     lanes[LANES * LEAST_CODE + lane] = value if value < least else least
     lanes[LANES * LARGEST_CODE + lane] = value if value > most else most
-    largest, largest_own = lanes[LANES * LARGEST + lane], lanes[LANES * LARGEST_OWN + lane]
-    error, own_error = abs(error), abs(own_error)
+    largest, error = lanes[LANES * LARGEST + lane], abs(error)
     lanes[LANES * LARGEST + lane] = error if (error > largest) | (error != error) else largest
-    lanes[LANES * LARGEST_OWN + lane] = own_error if (own_error > largest_own) | (own_error != own_error) else largest_own
 
 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any, lanes: Any) -> None:
@@ -74,11 +72,10 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
             sums[field] += lanes[LANES * field + lane]
     sums[LEAST_CODE] = lanes[LANES * LEAST_CODE : LANES * (LEAST_CODE + 1)].min()
     sums[LARGEST_CODE] = lanes[LANES * LARGEST_CODE : LANES * (LARGEST_CODE + 1)].max()
-    for field in (LARGEST, LARGEST_OWN):
-        sums[field] = 0.0
-        for lane in range(LANES):
-            value = lanes[LANES * field + lane]
-            sums[field] = value if (value > sums[field]) | (value != value) else sums[field]
+    sums[LARGEST] = 0.0
+    for lane in range(LANES):
+        value = lanes[LANES * LARGEST + lane]
+        sums[LARGEST] = value if (value > sums[LARGEST]) | (value != value) else sums[LARGEST]
 
 
 def add_up() -> Any:

@@ -137,7 +137,6 @@ class TensorSums(Sums):
     least_code: float = math.inf  # in units of the type's codes
     largest_code: float = -math.inf
     largest: float = 0.0
-    largest_own: float = 0.0
     reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so only its own error counts
 
 
