@@ -139,8 +139,10 @@ class Layout:
         return [*(model_input.name for model_input in self.inputs), *([self.labels] if self.labels else [])]
 
     def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any] | Unread]:
-        """Return the arrays of a feed by name. Raise FailedDataError if objects of the caller raise an error, and ModelError if
-        the feed is wrong."""
+        """Return the arrays of a feed by name. Raise FailedDataError if objects of the caller raise an error, or if the feed is
+        such an error, and ModelError if the feed is wrong."""
+        if isinstance(feed, FailedDataError):
+            raise feed
         if isinstance(feed, np.ndarray) and len(self.names) == 1:
             feed = {self.names[0]: feed}
         with errors_named(what, FailedDataError):
@@ -267,7 +269,7 @@ class Batch:
 
 
 # A file, a feed, or the error with which an object that the caller passed failed.
-Content = File | ModelError | Any
+Content = File | FailedDataError | Any
 
 
 @dataclass(frozen=True)
@@ -295,9 +297,7 @@ class Batches:
 
     def _cut(self, numbers: Iterator[int]) -> Iterator[Batch]:
         for name, content in self.items():
-            if isinstance(content, ModelError):
-                yield Batch(name, next(numbers), self.layout, error=content)
-            elif isinstance(content, File):
+            if isinstance(content, File):
                 for part, what in _names(name, content.batches):
                     yield Batch(what, next(numbers), self.layout, file=content, part=part)
             else:
@@ -357,8 +357,6 @@ def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None 
 
 def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
     """Return the number of batches in a feed: 1 for the error of one that cannot be read. Raise ModelError if it is wrong."""
-    if isinstance(feed, FailedDataError):
-        return 1
     try:
         return layout.batches(layout.arrays(feed, what), what)
     except FailedDataError:
