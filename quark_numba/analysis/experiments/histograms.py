@@ -14,9 +14,6 @@ from .experiment import Experiment, Outcome
 
 _BINS = 96
 
-# The largest number of values of a type that are shown one by one.
-_MOST_VALUES = 1 << 16
-
 
 @dataclass
 class Histogram:
@@ -65,7 +62,7 @@ def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
     form = quantizer.form
     if form.limits:
         lowest, highest = form.limits
-        every = form.grid(_MOST_VALUES)
+        every = form.grid()
         if every is not None:
             grid = every[(every >= least) & (every <= most)].tolist()
     return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid, x.size - values.size)

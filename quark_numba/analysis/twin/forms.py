@@ -39,8 +39,8 @@ class Form:
     limits: Limits | None = None
     code_ends: Limits | None = None
 
-    def grid(self, most: int) -> Array | None:
-        """Return all values that an element can become, or None if they differ between elements or are more than `most`."""
+    def grid(self) -> Array | None:
+        """Return all values that an element can become, or None if they differ between elements or need more than 16 bits."""
         return None
 
 
@@ -108,8 +108,8 @@ class Linear(Form):
         scale, zero_point = self.only
         return _ordered([value / scale + zero_point for value in (least, largest)]) if scale else (-math.inf, math.inf)
 
-    def grid(self, most: int) -> Array | None:
-        if not self.is_per_tensor or self.element_type.bits > 16 or 2**self.element_type.bits > most:
+    def grid(self) -> Array | None:
+        if not self.is_per_tensor or self.element_type.bits > 16:
             return None
         scale, zero_point = self.only
         with np.errstate(invalid="ignore"):  # numpy warns about codes that are signalling NaNs
@@ -148,8 +148,8 @@ class Codeless(Form):
         self.type, self.bits, self.parameters, self._apply = name, bits, parameters, apply
         self.limits = self.code_ends = limits
 
-    def grid(self, most: int) -> Array | None:
-        if self.limits is None or 2**self.bits > most:
+    def grid(self) -> Array | None:
+        if self.limits is None or self.bits > 16:
             return None
         return np.unique(self._apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
 
