@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,8 +96,7 @@ def analyze(
     check_choices(BY, by=by)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms, execution.providers)
-    here = replace(recipe, providers=execution.providers_here)
-    analyzer = _Analyzer(here, recipe, threads=execution.threads or number_of_processors())
+    analyzer = _Analyzer(recipe, execution.providers_here, threads=execution.threads or number_of_processors())
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
     for experiment in analyzer.experiments:
@@ -129,19 +128,20 @@ class _Recipe:
 def _make_work_elsewhere(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
     """Return the function that measures a batch in another process, in the first pass or at the points of the second. A process
     has one batch at a time."""
-    analyzer = _Analyzer(recipe, recipe, threads=threads)
+    analyzer = _Analyzer(recipe, recipe.providers, threads=threads)
     analyzer.threads_of_batch = threads
     return analyzer.make_work(points)
 
 
 class _Analyzer:
-    """An analyzer measures batches. Other processes make theirs from `recipe_elsewhere`, which may name other providers."""
+    """An analyzer measures batches. Other processes make theirs from the recipe, which may name other providers than this
+    process has."""
 
-    def __init__(self, recipe: _Recipe, recipe_elsewhere: _Recipe, *, threads: int) -> None:
-        self.recipe, self.recipe_elsewhere, self.threads = recipe, recipe_elsewhere, threads
+    def __init__(self, recipe: _Recipe, providers: Sequence[str] | None, *, threads: int) -> None:
+        self.recipe, self.providers, self.threads = recipe, providers, threads
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
-            self.segments = Segments(self.twin, recipe.providers)
+            self.segments = Segments(self.twin, providers)
             chosen = recipe.chosen or self.segments.outputs
             self.random = random_outputs(recipe.model, recipe.reference, chosen)
         self.chosen = [name for name in chosen if name not in self.random]
@@ -196,7 +196,7 @@ class _Analyzer:
         make_work = functools.partial(self.make_work, points)
         if not runner.execution.is_here:
             threads_elsewhere = runner.execution.threads_of_process
-            make_work = functools.partial(_make_work_elsewhere, self.recipe_elsewhere, points, threads_elsewhere)
+            make_work = functools.partial(_make_work_elsewhere, self.recipe, points, threads_elsewhere)
         batches_at_a_time = self.threads
         if runner.batches.count == 1:  # the threads share it
             batches_at_a_time, self.threads_of_batch = 1, self.threads
@@ -250,7 +250,7 @@ class _Analyzer:
         return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), twin_comparison, results)
 
     def session_of(self, model: Source, name: str) -> Any:
-        return sessions.session_of(model, name, providers=self.recipe.providers)
+        return sessions.session_of(model, name, providers=self.providers)
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
