@@ -147,5 +147,5 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     ratios: dict[str, float | None] = {row.name: row.on_sqnr_db for row in analysis.sweep if row.name in tensors}
     ratios = ratios or {row.name: row.own_sqnr_db for row in analysis.tensors}
     worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
-    names = {node.name for node in model_files.load(model, external_data=False).graph.node}
+    names = {node.name for node in model_files.load(model).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))

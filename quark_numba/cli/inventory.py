@@ -43,7 +43,7 @@ class QuantizationNodes:
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     """Return the nodes of the package's operators in the model at `path`, and those of operators that neither ONNX Runtime nor
     this package has, by operator and element type. Subgraphs and local functions are included."""
-    model = model_files.load(path, external_data=False)
+    model = model_files.load(path)
     functions = {(function.domain, function.name) for function in model.functions}
     with errors_named(f"{path}: not a valid model", with_type=False):
         counts = Counter(key for graph in (model.graph, *model.functions) for key in _keys(graph, {}, functions))

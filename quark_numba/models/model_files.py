@@ -37,8 +37,8 @@ _PAGE = 1 << 12
 LEAST_APART = 1 << 10
 
 
-def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model at `path`, with or without its external data. Raise ModelError if the model cannot be read."""
+def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return the model at `path`, without its external data. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     recover(name)
     with files.errors_of_file(name, "an ONNX model"):
@@ -48,10 +48,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         with open(name, "rb") as file:
             if file.read(8)[4:] == b"ORTM":  # the identifier of ONNX Runtime's flatbuffers
                 raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
-        model = onnx.load(path, load_external_data=False)
-    if external_data:
-        load_tensors(model, protos.resolve_links(model, protos.folders_of(name), name), name)
-    return model
+        return onnx.load(path, load_external_data=False)
 
 
 @contextmanager
@@ -128,7 +125,7 @@ class Source:
     def open(cls, path: str | os.PathLike[str]) -> Source:
         recover(path)
         state = state_of(path)
-        return cls(load(path, external_data=False), path=path, state=state)
+        return cls(load(path), path=path, state=state)
 
     @classmethod
     def from_argument(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
@@ -190,7 +187,7 @@ class Source:
     def again(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None
-        return Source(load(self.path, external_data=False), self._folder_argument, self.path, self._leave, self._state)
+        return Source(load(self.path), self._folder_argument, self.path, self._leave, self._state)
 
     def forget(self) -> None:
         """Release the memory of the model."""
@@ -361,7 +358,7 @@ def check_written(
     read = [file for other in others for file in (Path(other).glob("*") if os.path.isdir(other) else [other])]
     for model in models:
         folder = os.path.dirname(os.path.abspath(model))
-        read += [model, *(os.path.join(folder, file) for file in protos.locations(load(model, external_data=False)))]
+        read += [model, *(os.path.join(folder, file) for file in protos.locations(load(model)))]
     for path in paths:
         for file in read:
             if files.is_one_of(path, [file]):

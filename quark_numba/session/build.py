@@ -86,7 +86,7 @@ def load(source: Any) -> onnx.ModelProto:
     """Return the model of an argument `path_or_bytes`: the argument itself, or what it names or contains. External data stays
     in its files."""
     if isinstance(source, (str, os.PathLike)):
-        return model_files.load(source, external_data=False)
+        return model_files.load(source)
     if isinstance(source, bytes):
         with errors_named("not an ONNX model"):
             source = onnx.load_from_string(source)
