@@ -10,6 +10,9 @@ from numba import types
 from . import jit
 from .array_functions import array_function
 
+# Flat and contiguous arrays of float32.
+READ, WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+
 Loops = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 

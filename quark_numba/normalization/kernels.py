@@ -14,7 +14,7 @@ from ..compiling import jit
 from ..compiling.array_functions import new_words, release_words
 from ..compiling.intrinsics import address_of, array_at, record_at, stack
 from ..compiling.jit import unsigned
-from ..compiling.variants import variants
+from ..compiling.variants import READ, WRITTEN, variants
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
 # The number of elements of each instance that are rounded together and then summed. The tile of all LANES instances stays in
@@ -117,9 +117,8 @@ def task(work_address: int, index: int) -> None:
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)
 
 
-# Flat and contiguous arrays, which are not empty.
-_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
-_ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
+# The arrays are not empty.
+_ARGUMENTS = (READ, READ, READ, WRITTEN, types.intp, types.intp, types.float32)
 
 serial_kernel, parallel_kernel, task_function = variants(
     lambda key: (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS, allocates=True

@@ -24,7 +24,7 @@ from ..compiling import jit
 from ..compiling.array_functions import new_words, release_words
 from ..compiling.intrinsics import address_of, array_at, record_at
 from ..compiling.jit import unsigned
-from ..compiling.variants import variants
+from ..compiling.variants import READ, WRITTEN, variants
 from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES
@@ -332,10 +332,9 @@ def task(work_address: int, part: int) -> None:
     run(work.phase, part, (steps, batch, inputs), (x, w, r, b, y), layer, weights, memory)
 
 
-# Flat and contiguous arrays, sizes, and an array of one LAYER.
-_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+# Operands, sizes, and an array of one LAYER.
 _SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C")
-_ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
+_ARGUMENTS = (READ, READ, READ, READ, WRITTEN, *_SIZES, _LAYERS)
 
 serial_kernel, parallel_kernel, task_function = variants(
     lambda key: (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS, allocates=True

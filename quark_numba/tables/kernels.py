@@ -15,7 +15,7 @@ from ..compiling import jit
 from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..compiling.variants import Loops, variants
+from ..compiling.variants import READ, WRITTEN, Loops, variants
 from .arithmetic import LAST, STEP
 from .granularity import NUMBERS, TOGETHER
 
@@ -149,13 +149,11 @@ def fill(
 def fill_kernel() -> Any:
     """Return the kernel of `fill`."""
     numbers, sizes = (types.float32, types.float32), (types.intp, types.intp)
-    signature = types.boolean(types.boolean, *numbers, _READ, _READ, types.intp, _WRITTEN, *sizes)
+    signature = types.boolean(types.boolean, *numbers, READ, READ, types.intp, WRITTEN, *sizes)
     return array_function(fill, "fill_table", signature)
 
 
-# Flat and contiguous arrays.
-_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
-_ARGUMENTS = (_READ, _READ, _WRITTEN, types.intp, types.intp, types.intp)
+_ARGUMENTS = (READ, READ, WRITTEN, types.intp, types.intp, types.intp)
 
 serial_kernel, parallel_kernel, task_function = variants(
     _loops, lambda operation: f"table_{operation}", lambda operation: _ARGUMENTS

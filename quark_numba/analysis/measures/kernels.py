@@ -10,6 +10,7 @@ from numba import types
 from ...compiling import jit
 from ...compiling.array_functions import array_function
 from ...compiling.jit import unsigned
+from ...compiling.variants import READ
 from .sums import LANES, TENSOR_SUMS
 
 # The index of each sum in the results. Its partial sums begin at LANES times the index.
@@ -79,9 +80,8 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
 
 
 def add_up() -> Any:
-    array = types.Array(types.float32, 1, "C", readonly=True)
     numbers = types.float64[::1]
-    signature = types.void(array, array, array, array, types.float64, types.float64, numbers, numbers)
+    signature = types.void(READ, READ, READ, READ, types.float64, types.float64, numbers, numbers)
     return array_function(_add_up, "add_up", signature)
 
 
@@ -128,6 +128,5 @@ def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: 
 
 
 def saturated_in_blocks() -> Any:
-    array = types.Array(types.float32, 1, "C", readonly=True)
-    signature = types.int64(array, array, types.UniTuple(types.int64, 6), types.float64, types.float64[::1])
+    signature = types.int64(READ, READ, types.UniTuple(types.int64, 6), types.float64, types.float64[::1])
     return array_function(_saturated_in_blocks, "saturated_in_blocks", signature)
