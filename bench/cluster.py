@@ -61,8 +61,8 @@ def measured() -> dict[int | None, dict[str, float]]:
 
 def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
     """Yield the lines of the tables."""
-    header = ["processes", "samples a second", "ms a batch in ONNX Runtime", "ms a batch of a worker's time outside of it"]
-    header += ["ms a batch of the first process", "s until a sixth is done"]
+    header = ["processes", "samples a second", "ONNX Runtime, ms a batch", "overhead of a worker, ms a batch"]
+    header += ["first process, ms a batch", "time of the first sixth, s"]
     rows = []
     for workers, each in times.items():
         outside = each["batch"] * (workers or 1) - each["runtime"]

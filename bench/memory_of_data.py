@@ -66,18 +66,19 @@ def measured(folder: Path, function: str, threads: int, file: str = "") -> float
 
 
 def lines(folder: Path) -> Iterator[str]:
-    header = ["file", *(f"`{name}`, threads: {threads}" for name, counts in FUNCTIONS.items() for threads in counts)]
+    header = [f"`{name}`, threads: {threads}" for name, counts in FUNCTIONS.items() for threads in counts]
     columns = [(name, threads) for name, counts in FUNCTIONS.items() for threads in counts]
     # Whether threads reach their most memory at the same time is chance, so that they count as often as there are.
     own = {
         (name, threads): threads * alone for name in FUNCTIONS for alone in [measured(folder, name, 1)] for threads in (1, 2, 8)
     }
-    rows = [["in memory, MB", *(digits(own[column]) for column in columns)]]
+    rows = []
     for file, form in FORMS.items():
         more = [(measured(folder, *column, file) - own[column]) / MEGABYTES for column in columns]
-        rows.append([f"{form}: batches more", *map(digits, more)])
-    yield f"{BATCHES} batches of {MEGABYTES:.0f} MB in a file.\n"
-    yield from table(header, rows)
+        rows.append([form, *map(digits, more)])
+    yield f"{BATCHES} batches of {MEGABYTES:.0f} MB.\n"
+    yield from table(["MB (less is better)", *header], [["an array in memory", *(digits(own[column]) for column in columns)]])
+    yield from table(["batches more than that", *header], rows)
 
 
 def main() -> None:

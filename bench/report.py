@@ -107,7 +107,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 "machine": f"{cpu['brand_raw']}, {cpu['count']} processors",
                 "versions": machine["quark_numba"],
                 # a turn counts as the median of its runs
-                "statistic": f"the best of {_or(counts)} turns, the slowest of which took {spread:.0%} longer (median)",
+                "statistic": f"the best of {_or(counts)} turns; the slowest took {spread:.0%} longer (median)",
                 "seconds": groups,
             },
         )
@@ -337,7 +337,7 @@ def _beside_quark(results: Results) -> Iterator[str]:
             else:
                 times.append([label, *map(_in_ms, seconds), faster])
     quark, *_, ours = contenders = beside_quark.CONTENDERS[1:]
-    yield from _with_notes(table([MODEL, "float model, ms", *contenders, f"{quark} ÷ {ours}"], ratios))
+    yield from _with_notes(table([MODEL, "float model, ms", *contenders, f"speed-up of {ours} over {quark}"], ratios))
     yield from table(["ms (less is better)", *contenders, "speed-up (more is better)"], times)
     rows = []
     for name in FINE_TUNED:

@@ -19,7 +19,7 @@ def refuse(name: str, value: object, expected: str, kind: type[Exception] = Type
 def check_flags(**flags: Any) -> None:
     """Raise ValueError unless a value is True or False, of Python or numpy, or 1 or 0."""
     for name, flag in flags.items():
-        if flag is True or flag is False:  # soon, as calls on small arrays take microseconds
+        if flag is True or flag is False:  # the fast path: calls on small arrays take microseconds
             continue
         is_of_numpy = getattr(flag, "shape", None) == () and getattr(flag, "dtype", None) == "bool"
         if not (is_of_numpy or (isinstance(flag, int) and flag in (0, 1))):

@@ -100,7 +100,7 @@ def analyze(
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
     for experiment in analyzer.experiments:
-        if experiment.has_points and not batches.again:
+        if experiment.has_points and not batches.is_reiterable:
             raise ModelError(
                 f"{experiment.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )

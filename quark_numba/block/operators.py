@@ -125,7 +125,7 @@ MX = _operator(
     {"element_dtype": (*formats.MX_ELEMENT_TYPES,), "rounding_mode": (*formats.ROUNDING_MODES,)},
     _mx_stored,
 )
-QUARKS = BFP, MX
+QUARK_OPERATORS = BFP, MX
 
 # By name: (type of x, attributes) -> the key of a kernel, and the numbers of the format.
 FORMATS: Mapping[str, Callable[..., tuple[Key, Format]]] = {BFP.name: formats.bfp_format, MX.name: formats.mx_format}
@@ -270,4 +270,4 @@ def _infer_whole_blocks(
     return x, [length // block_size if i == axis and length is not None else length for i, length in enumerate(x.shape)]
 
 
-OPERATORS = (*QUARKS, *map(_round_trip, formats.NVIDIA_FORMATS))
+OPERATORS = (*QUARK_OPERATORS, *map(_round_trip, formats.NVIDIA_FORMATS))

@@ -52,27 +52,30 @@ _references: dict[int, str] = {}
 # Functions that are called before a function without a file is compiled.
 before_compiling: list[Callable[[], None]] = []
 
-# Whether a session waits for functions that may have to be compiled. It contains True until the first one is compiled.
-_waiting: set[bool] = set()
 
-# Whether functions are compiled for another machine: it contains True from then on. Such functions have files as Numba keeps
-# them, since their object files cannot be loaded here.
-_elsewhere: set[bool] = set()
+class _Process:
+    """What this process knows of its compiling."""
 
-# Whether a file could not be written: it contains True from then on. Then waiting for the files of other processes is in vain,
-# too.
-_unwritten: set[bool] = set()
+    # A session waits for functions that may have to be compiled, and none of them has been compiled yet.
+    session_waits = False
+    # Functions are compiled for another machine. They have files as Numba keeps them: their object files cannot be loaded here.
+    compiles_elsewhere = False
+    # A file could not be written. Then waiting for the files of other processes is in vain, too.
+    cannot_write = False
+
+
+_process = _Process()
 
 
 def session_waits() -> None:
     """Let a line of the log say that the next function is compiled, because a session needs many, and its user waits for
     them."""
-    _waiting.add(True)
+    _process.session_waits = True
 
 
 def compile_elsewhere() -> None:
     """Keep functions for C as Numba does from now on, as they are compiled for another machine."""
-    _elsewhere.add(True)
+    _process.compiles_elsewhere = True
 
 
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
@@ -83,7 +86,7 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
-    is_loaded = not signature and not _elsewhere
+    is_loaded = not signature and not _process.compiles_elsewhere
     compiler._cache = file = (_FileForC if is_loaded else _File)(compiler.__qualname__)
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
@@ -130,8 +133,7 @@ def load_function(reference: str) -> int:
 
 
 def is_kept(name: str, module: str) -> bool:
-    """Return whether a function for C is on disk. If Numba has settings of the user, the answer may be False for one that
-    is."""
+    """Return whether a function for C is on disk. If the user has changed Numba's settings, the answer is False."""
     file = _File(f"{name}_{digest(module)}")
     return file.cache_path is not None and is_plain(loaded=True) and file.path_for(_processor()).exists()
 
@@ -149,14 +151,14 @@ def load_and_keep(name: str, made: ObjectFile) -> dict[str, int]:
 
 def find_record(name: str) -> Any:
     """Return what `keep_record` kept under a name, by this version of the package on such a processor. Return None if there is
-    nothing, or if Numba has settings of the user."""
+    nothing, or if the user has changed Numba's settings."""
     record = _File(_record_name(name))
     return record.read(_processor(), json.loads) if is_plain(loaded=True) else None
 
 
 def keep_record(name: str, content: Any) -> None:
     """Keep content for JSON under a name for which `find_record` found none, or nothing that could be used. Keep nothing if
-    Numba compiles for another processor than this one, or has settings of the user."""
+    Numba compiles for a processor other than this one, or if the user has changed its settings."""
     record = _File(_record_name(name))
     if not is_plain(loaded=True) or not record.is_written:
         return
@@ -290,7 +292,7 @@ class _File:
         """Read the file; if it is missing or damaged, get ready to compile. Return what `read` makes of the content, or None if
         the function has to be compiled."""
         found = self.read(facts, read)
-        if found is None and self.is_written and not _unwritten:
+        if found is None and self.is_written and not _process.cannot_write:
             found = self._lock_and_reread(facts, read)
         if found is None:
             self._announce_compiling()
@@ -312,8 +314,8 @@ class _File:
         if self._why_not:
             warn(str(place().folder or ""), self._why_not)
         kept_in = (not self._why_not and self.cache_path) or "memory alone"
-        if _waiting:
-            _waiting.clear()
+        if _process.session_waits:
+            _process.session_waits = False
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
 
@@ -338,7 +340,7 @@ class _File:
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
-                _unwritten.add(True)
+                _process.cannot_write = True
                 warn(str(self.cache_path), error.strerror or str(error))
 
     def path_for(self, facts: tuple[str, ...]) -> Path:

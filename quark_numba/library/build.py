@@ -100,7 +100,7 @@ def build_library(
         raise ValueError("qdq is 'float' without models; expected models, whose nodes the library gets")
     if getattr(sys, "frozen", False):
         raise ModelError("this is a frozen application, which has no Python to compile with; build libraries with Python")
-    name, cpus = targets.check(target, cpu)
+    name, cpus = targets.resolve_target(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
     try:

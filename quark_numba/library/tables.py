@@ -169,8 +169,9 @@ class Tables:
 
 
 def _typed_by(operator: Operator) -> tuple[int, int]:
-    """Return the index of the input whose type the output has if no attribute gives it, -1 if there is no such input; and the
-    number of the type that the output has if that input is left out, ANY_TYPE if it is unknown."""
+    """Return (index, instead) for nodes without an attribute that gives the output's type. The output then has the type of
+    input number `index`; -1 if there is no such input. If a node leaves that input out, the output has the type with the number
+    `instead`; ANY_TYPE if it is unknown."""
     if not operator.takes_type:
         return -1, c_api.ANY_TYPE
     defaults = {attribute.name: attribute.default for attribute in operator.attributes}

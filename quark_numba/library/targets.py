@@ -110,7 +110,7 @@ def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
     return Machine(target.triple, cpu, text), checks
 
 
-def check(target: str | None, cpu: str | None) -> tuple[str, list[str]]:
+def resolve_target(target: str | None, cpu: str | None) -> tuple[str, list[str]]:
     """Return the names of the target and of the processors, the best first. Raise ValueError if there is no such target or
     processor."""
     name = here() if target is None else target

@@ -79,7 +79,7 @@ def quantize(
         written.
     """
     options = {"axis": axis, "block_size": block_size, "dtype": dtype, "saturate": saturate, "precision": precision, "out": out}
-    return check_arguments(Names(), "quantize", _version("quantize", opset), x, scale, zero_point, **options)
+    return make_conversion(Names(), "quantize", _version("quantize", opset), x, scale, zero_point, **options)
 
 
 @planned
@@ -130,7 +130,7 @@ def dequantize(
         written.
     """
     names, options = Names(dtype="output_dtype"), {"axis": axis, "block_size": block_size, "dtype": output_dtype, "out": out}
-    return check_arguments(names, "dequantize", _version("dequantize", opset), x, scale, zero_point, **options)
+    return make_conversion(names, "dequantize", _version("dequantize", opset), x, scale, zero_point, **options)
 
 
 @planned
@@ -170,10 +170,10 @@ def quantize_dequantize(
         written.
     """
     options = {"axis": axis, "block_size": block_size, "dtype": dtype, "saturate": saturate, "out": out}
-    return check_arguments(Names(), "quantize_dequantize", None, x, scale, zero_point, **options)
+    return make_conversion(Names(), "quantize_dequantize", None, x, scale, zero_point, **options)
 
 
-def check_arguments(
+def make_conversion(
     names: Names,
     operation: Operation,
     version: Version | None,

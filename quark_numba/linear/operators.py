@@ -15,7 +15,7 @@ from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
 from . import standard_form
-from .calls import check_arguments
+from .calls import make_conversion
 from .conversions import planned
 from .granularity import FAULTS, ZERO_POINT_SHAPE, Names, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Operation, Version
@@ -152,7 +152,7 @@ class LinearOperator:
         """The call on arrays with the names of this operator's arguments. It keeps plans, as those for users do."""
         version = self.version
         onnx_version = None if version.domain else version
-        check = functools.partial(check_arguments, self.common.names, version.operation, onnx_version)
+        check = functools.partial(make_conversion, self.common.names, version.operation, onnx_version)
         # The plans of the calls for users are kept under other names.
         check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # type: ignore[attr-defined]
         return planned(check)

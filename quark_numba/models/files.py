@@ -75,7 +75,7 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
     """Let `write_to` write a file, and others beside it, in a temporary folder, and replace the files at `path` by them: all or
     none. Links are followed at `path` alone; a link at the name of another file is replaced. A path that is not a regular
     file, such as a pipe, is written to as it is. Raise WriteError if that is not possible, and ModelError if `write_to` raises
-    another error than OSError."""
+    an error other than OSError."""
     name = os.fspath(path)
     try:
         if is_special(name):

@@ -184,7 +184,7 @@ class Source:
         states = sorted((path, size, time) for path, (size, _, time, *_) in self._states.items())
         return hashlib.sha256(content + repr(states).encode()).hexdigest()
 
-    def again(self) -> Source:
+    def reread(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None
         return Source(load(self.path), self._folder_argument, self.path, self._leave, self._state)

@@ -139,8 +139,9 @@ def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
 
 
 def _unfinished(root: str | os.PathLike[str]) -> tuple[list[str], dict[str, list[int]]]:
-    """Return the names of files that are aside, the last one last, and what the new files are, if the last one has not left the
-    temporary folder; else no names. Raise OSError if something is aside without a record of the exchange."""
+    """Return (names, new) for an exchange that was interrupted: the names of the old files that were moved aside, in the order
+    in which they go back, and the identities of the new files by name. Return no names if the exchange is finished, as the last
+    new file has left the temporary folder. Raise OSError if something is aside without a record of the exchange."""
     aside, record = os.path.join(root, _ASIDE), os.path.join(root, _EXCHANGE)
     if os.path.islink(aside):
         raise FileExistsError(aside)

@@ -137,7 +137,7 @@ def check_layout(program: Program, lanes: int, channels: int) -> None:
     if lanes and any(axis is not None and axis < 0 for axis in program.axes):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
     if lanes and any(step.axis != CHANNEL_AXIS for step in program.block_steps):
-        raise ValueError(f"program has blocks along another axis than {CHANNEL_AXIS}, as the blocked layout does not allow")
+        raise ValueError(f"program has blocks along an axis other than {CHANNEL_AXIS}, as the blocked layout does not allow")
 
 
 def check_inputs(program: Program, count: int) -> None:

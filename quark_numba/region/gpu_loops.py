@@ -15,11 +15,15 @@ from .key import Program
 # The number of the kernel's loop along the axis of blocks.
 BLOCK_LOOP = 2
 
-# The numbers of the kernel's loops for the other dimensions of a node's loop, from the last dimension to the first: without
-# blocks, with blocks along the last dimension, and with blocks along one before it. Neighbouring threads differ in loop 3, or,
-# if its length is 1, in BLOCK_LOOP: they get neighbours in the last dimension. So loop 3 has the last dimension or, if that has
-# the blocks, is the last one to be taken. Beside BLOCK_LOOP there are three loops: a fourth dimension is a fault, and the
-# fourth number, which repeats the third, only completes the tuple.
+# The numbers of the kernel's loops for the other dimensions of a node's loop, from the last dimension to the first.
+# Neighbouring threads differ in loop 3 or, if its length is 1, in BLOCK_LOOP, and should get neighbours in the last dimension:
+#
+#   blocks along           loops in turn   loop 3 has
+#   no dimension           3, 2, 1, 0      the last dimension
+#   the last dimension     1, 0, 3         the first of four dimensions; with fewer its length is 1
+#   another dimension      3, 1, 0         the last dimension
+#
+# With blocks, more than three other dimensions are a fault. The fourth number then only completes the tuple.
 PLAIN_ORDER = (3, 2, 1, 0)
 LAST_AXIS_ORDER = (1, 0, 3, 3)
 OTHER_AXIS_ORDER = (3, 1, 0, 0)

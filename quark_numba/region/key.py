@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..block.granularity import MAX_ROWS, Format
 from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
-from ..block.operators import QUARKS as BLOCK_OPERATORS
+from ..block.operators import QUARK_OPERATORS as BLOCK_OPERATORS
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, find
 from ..fake_quantization.key import FORMS, select
 from ..fake_quantization.key import Key as FakeKey

@@ -111,8 +111,9 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     choice between one loop that does not convert it, and two loops, one up to the step and one from it on. The others are
     converted: each further choice would double the number of loops, and those of two steps in a row would share a loop.
 
-    For example, let steps 0, 2 and 4 of a program round blocks, and let step 2 depend on a condition. Its loops have no steps,
-    steps 0 and 1, steps 2 and 3, and step 4. If the condition holds, one loop of steps 0 to 3 replaces the second and third."""
+    For example, let steps 0, 2 and 4 of a program round blocks, and let step 2 depend on a condition. A loop ends before each
+    of them: the loops have no steps, steps 0 and 1, steps 2 and 3, and step 4. If step 2 returns its operand, one loop of steps
+    0 to 3 takes the place of the second and the third."""
     unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.

@@ -39,9 +39,9 @@ The words, from the whole to its pieces:
 - A part is a loop over a tile, a conversion of a tile (a step that rounds any blocks), or a choice between parts; see
   ``loops``.
 
-The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. `prepare` computes `least` from the
-largest magnitude of a block: the bits of the smallest anchor in the block. An anchor is the number by which `convert` rounds
-the elements of a block or sub-block. `is_closed` tells whether clipping leaves rounded blocks rounded.
+The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. An anchor is the number by which
+`convert` rounds the elements of a block or sub-block. `prepare` takes the largest magnitude of a block and computes `least`,
+the bits of the block's smallest anchor. `is_closed` tells whether clipping leaves rounded blocks rounded.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ class ElementWriter:
             f"has_reciprocal{number} = takes_reciprocal{number}({scale}, {zero_point})",
         ]
 
-    def write(self, do: Load | Apply | Reduce | Store, row: int | None = None) -> str:
+    def write(self, action: Load | Apply | Reduce | Store, row: int | None = None) -> str:
         """Return the line that does this for an element. `row` is that of the element, if a loop does several rows."""
         index = "i" if row is None else f"i + offset{row}"
-        match do:
+        match action:
             case Load(value, array):
                 return f"{self.name(value, row)} = {array}[{index}]"
             case Apply(number, way):
@@ -239,10 +239,10 @@ class BlockWriter:
         """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
         body = GroupBody(self)
         for row in range(self.group_size):
-            for do in loop:
-                body.add(do, row)
+            for action in loop:
+                body.add(action, row)
         checks = []
-        for step in (do.step for do in loop if isinstance(do, Reduce)):
+        for step in (action.step for action in loop if isinstance(action, Reduce)):
             body.add_maxima(step)
             prepare = f"functions[{2 * [*self.formats].index(step)}]"
             checks.append(f"has_extreme_blocks |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))")
@@ -260,16 +260,16 @@ class GroupBody:
         self.computations: list[str] = []
         self.stores: list[str] = []
 
-    def add(self, do: Load | Apply | Reduce | Store, row: int) -> None:
+    def add(self, action: Load | Apply | Reduce | Store, row: int) -> None:
         """Add what a loop does for an element of a row of the group."""
         writer = self.writer
-        if isinstance(do, Reduce) and row:
+        if isinstance(action, Reduce) and row:
             is_filled = f"group * unsigned({writer.group_size}) + unsigned({row}) < filled_rows"
             self.of_group[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
-        if isinstance(do, Apply) and do.way == loops.ANCHOR and row % writer.formats[do.step][1].sub_block == 0:
-            largest = self._maximum(row) if writer.has_sub_blocks(do.step) else "least[i]"
-            self.computations.append(f"anchor = find_anchor{do.step}({largest}, least[i], drop{do.step})")
-        (self.stores if isinstance(do, Store) else self.computations).append(writer.elements.write(do, row))
+        if isinstance(action, Apply) and action.way == loops.ANCHOR and row % writer.formats[action.step][1].sub_block == 0:
+            largest = self._maximum(row) if writer.has_sub_blocks(action.step) else "least[i]"
+            self.computations.append(f"anchor = find_anchor{action.step}({largest}, least[i], drop{action.step})")
+        (self.stores if isinstance(action, Store) else self.computations).append(writer.elements.write(action, row))
 
     def add_maxima(self, step: int) -> None:
         """Add the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the rows."""
@@ -377,7 +377,7 @@ class Writer:
     def _write_part(self, part: Loop | Conversion) -> list[str]:
         """Return the lines of a loop or a conversion."""
         if not isinstance(part, Conversion):
-            return ["for i in range(unsigned(m)):", *indented([self.elements.write(do) for do in part])]
+            return ["for i in range(unsigned(m)):", *indented([self.elements.write(action) for action in part])]
         convert = f"functions[{2 * self.program.block_numbers.index(part.step) + 1}]"
         return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, format{part.step})"]
 
@@ -387,7 +387,7 @@ def _with_choice(part: Loop | Conversion, reciprocals: list[int]) -> Part:
     it is. Return any other part as it is."""
     for number in reciprocals:
         if not isinstance(part, Conversion) and Apply(number) in part:
-            by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if do == Apply(number) else do for do in part]
+            by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if action == Apply(number) else action for action in part]
             return Choice(f"has_reciprocal{number}", [by_reciprocal], [part])
     return part
 

@@ -79,7 +79,7 @@ def _in_one_step(
         raise NotRewrittenError("the dequantize node after it has other parameters")
     types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
     if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
-        raise NotRewrittenError("it computes in another type than float32, or its scales are blocked")
+        raise NotRewrittenError("it computes in a type other than float32, or its scales are blocked")
     zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
     stays_if(zeros.size not in (1, scale.size), Invalid("not valid: its scale and its zero point have different shapes"))
     low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)

@@ -101,14 +101,14 @@ def known_codes(meaning: Affine[Operand]) -> Codes:
     if codes is None or not codes.is_integer or codes.bits > 8:
         raise NotRewrittenError("its codes are not integers of at most 8 bits")
     stays_if(meaning.block_size, "its scales are blocked")
-    stays_if(meaning.has_other_type, "it computes in another type than float32")
+    stays_if(meaning.has_other_type, "it computes in a type other than float32")
     if scale is None or not scale.size:
         raise NotRewrittenError("its scale is not constant, or empty")
     stays_if(scale.dtype != FLOAT32.dtype or scale.ndim > 1, "its scale is not a scalar or vector of float32")
     if meaning.zero_point is not None:
         zeros = meaning.zero_point.array
         if zeros is None or zeros.shape != scale.shape:
-            raise NotRewrittenError("its zero points are not constant, or have another shape than its scale")
+            raise NotRewrittenError("its zero points are not constant, or their shape is not that of its scale")
         zero_point = int(zeros.reshape(-1)[0])
         stays_if(np.any(zeros != zeros.reshape(-1)[0]), "its zero points differ")
     stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")
@@ -119,7 +119,7 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
     """Return the codes of a quantize node. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale. Only
     dequantize nodes may use int8 codes."""
     codes = known_codes(meaning)
-    stays_if(not node.is_standard, "it is quantized by another operator than QuantizeLinear")
+    stays_if(not node.is_standard, "it is quantized by an operator other than QuantizeLinear")
     stays_if(codes.element_type.bits != 8, "it is not quantized to 8 bits")
     stays_if(codes.scales.size != 1, "it is quantized with several scales")
     stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")

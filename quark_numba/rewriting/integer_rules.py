@@ -116,13 +116,13 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
         raise NotRewrittenError("its bias is not dequantized from int32")
     unknown = "its bias is not constant"
     codes, scale = require(graph.array(meaning.x.value), unknown), require(meaning.scale.array, unknown)
-    stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in another type than float32")
+    stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in a type other than float32")
     stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
         raise NotRewrittenError("its bias has another shape")
-    stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "its bias has another scale than its products")
+    stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "the scale of its bias is not that of its products")
     magnitudes = np.abs(codes.astype(np.float64))
     if np.any(magnitudes > _MAX_BIAS) or (codes.size and np.any(magnitudes * products > _MAX_BIAS_STEPS * y_scale)):
         raise NotRewrittenError("its bias is too large")
@@ -133,7 +133,7 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
     scale, or with one for each index along an axis."""
     tensor = require(graph.tensor(source.node.x), "its weights are not constant")
-    stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by another node than Transpose")
+    stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by a node other than Transpose")
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]
     for move in source.moves:

@@ -69,7 +69,7 @@ def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Af
     if codes is not None and codes.name not in PAIR.formats:
         raise NotRewrittenError(f"{PAIR.full_name} has no {codes.name}")
     stays_if(scale not in (None, FLOAT32), "its scale is not float32")
-    stays_if(quantize.has_other_type or dequantize.has_other_type, "it computes in another type than float32")
+    stays_if(quantize.has_other_type or dequantize.has_other_type, "it computes in a type other than float32")
     if node.is_standard and not graph.inferred_type(quantize.x.value) is scale is FLOAT32:
         raise NotRewrittenError("its x and its scale are not both known to be float32")
 

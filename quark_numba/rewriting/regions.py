@@ -129,7 +129,7 @@ class _Steps:
     def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
         stays_if(meaning.operator not in BLOCK_ROUND_TRIPS, f"{_REGION.full_name} has no {node.full_name}")
         shape = self.graph.shape(node.x)
-        stays_if(not self._is_float32(node.x), f"{_REGION.full_name} has no blocks of another type than float32")
+        stays_if(not self._is_float32(node.x), f"{_REGION.full_name} has no blocks of a type other than float32")
         if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
             raise NotRewrittenError("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)

@@ -115,7 +115,7 @@ class Unread:
         return dataclasses.replace(self, shape=(rows.stop - rows.start, *self.shape[1:]), rows=rows)
 
     def read(self, name: str, what: str) -> NDArray[Any]:
-        """Return the array. Raise FailedDataError if the object fails, or returns another array than it said."""
+        """Return the array. Raise FailedDataError if the object fails, or returns an array that its attributes do not describe."""
         with errors_named(what, FailedDataError):
             value = self.value if self.rows is None else self.value[self.rows]
         array = _array(value, name, what)
@@ -160,7 +160,7 @@ class Layout:
             arrays[name] = _array(value, name, what) if unread is None else unread
         return arrays
 
-    def batches(self, headers: Mapping[str, Any], name: str) -> int:
+    def count_batches(self, headers: Mapping[str, Any], name: str) -> int:
         """Return the number of batches in arrays. Their headers are enough. Raise ModelError if they do not fit the model."""
         stacked = self.is_stack(headers)
         lengths = {header.shape[:1] for header in headers.values()}
@@ -216,9 +216,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch `number` of the data: a feed in memory, part number `part` of a file, which is read only by a call of `load`, on
-    its thread or worker, or the error that came instead. `taken` has the arrays of a file that were read in the data's order,
-    until `load` returns them. `is_checked`: the checksums of the file are right."""
+    """A batch of the data.
+
+    Parameters
+    ----------
+    name, number : its name in messages, and its place in the data
+    feed : its arrays, if they are in memory
+    file, part : a file, and the number of the batch in it; it is read by `load`, on the thread or the worker that calls it
+    error : the error that came in place of the batch
+    taken : the arrays of a file that were read in the order of the data, until `load` returns them
+    is_checked : whether the checksums of the file are known to be right
+    """
 
     name: str
     number: int
@@ -240,7 +248,7 @@ class Batch:
 
     def _read(self) -> Arrays:
         assert self.file
-        if self.file.batches == 1:
+        if self.file.batch_count == 1:
             return self.layout.cut(self.file.arrays(), self.part, self.name)
         if self.file.is_read_whole:
             batch = self.layout.cut(self.file.arrays_again(), self.part, self.name)
@@ -252,7 +260,7 @@ class Batch:
     def in_turn(self) -> Batch:
         """Return the batch to load on any thread. If its file has several batches, read now, in their order, what would
         otherwise be read once for each thread."""
-        if self.file is None or self.file.batches == 1:
+        if self.file is None or self.file.batch_count == 1:
             return self
         try:
             if self.file.is_read_whole:
@@ -269,21 +277,27 @@ class Batch:
 
 
 # A file, a feed, or the error with which an object that the caller passed failed.
-Content = File | FailedDataError | Any
+Content = Any
 
 
 @dataclass(frozen=True)
 class Batches:
-    """An iterable over batches of a model's inputs. `items` returns what batches are cut from, with names. `again` is whether
-    it can be called more than once: False if the data come from an iterator. `count` is the number of batches, None if only
-    the source knows it. `source` distinguishes these data from others of the same layout and limit."""
+    """An iterable over batches of a model's inputs.
+
+    Parameters
+    ----------
+    items : returns what batches are cut from, with names
+    count : the number of batches, None if only the source knows it
+    source : distinguishes these data from others of the same layout and limit
+    is_reiterable : whether `items` can be called more than once; False if the data come from an iterator
+    """
 
     items: Callable[[], Iterable[tuple[str, Content]]]
     layout: Layout
     limit: int | None
     count: int | None
     source: str
-    again: bool = True
+    is_reiterable: bool = True
 
     def parts(self) -> Iterator[Batch]:
         """Yield the batches. Those in files are not read yet. A batch that cannot be read has the error."""
@@ -298,12 +312,12 @@ class Batches:
     def _cut(self, numbers: Iterator[int]) -> Iterator[Batch]:
         for name, content in self.items():
             if isinstance(content, File):
-                for part, what in _names(name, content.batches):
+                for part, what in _names(name, content.batch_count):
                     yield Batch(what, next(numbers), self.layout, file=content, part=part)
             else:
                 try:
                     arrays = self.layout.arrays(content, name)
-                    parts = self.layout.batches(arrays, name)
+                    parts = self.layout.count_batches(arrays, name)
                 except ModelError as error:
                     yield Batch(name, next(numbers), self.layout, error=error)
                     continue
@@ -352,13 +366,13 @@ def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None 
         count = min(count, data.limit or count)
     with errors_named(name):
         is_iterator = iter(feeds) is feeds
-    return Batches(lambda: _named_feeds(feeds, name), layout, data.limit, count, "", again=not is_iterator)
+    return Batches(lambda: _named_feeds(feeds, name), layout, data.limit, count, "", is_reiterable=not is_iterator)
 
 
 def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
     """Return the number of batches in a feed: 1 for the error of one that cannot be read. Raise ModelError if it is wrong."""
     try:
-        return layout.batches(layout.arrays(feed, what), what)
+        return layout.count_batches(layout.arrays(feed, what), what)
     except FailedDataError:
         return 1
 
@@ -382,10 +396,10 @@ def _batches_of_files(layout: Layout, path: Path, limit: int | None) -> Batches:
     count = 0
     for file_path in files_of(path) if os.path.isdir(path) else [path]:
         members = read_headers(file_path, layout.names)
-        batches = layout.batches(members, str(file_path))
+        batch_count = layout.count_batches(members, str(file_path))
         status = file_path.stat()
-        files.append(File(file_path, status.st_size, status.st_mtime_ns, batches, members))
-        count += batches
+        files.append(File(file_path, status.st_size, status.st_mtime_ns, batch_count, members))
+        count += batch_count
         if limit is not None and count >= limit:
             count = limit
             break

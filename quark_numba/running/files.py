@@ -49,7 +49,7 @@ class File:
     path: Path
     size: int
     time: int
-    batches: int
+    batch_count: int
     members: dict[str, Member]
 
     @property
@@ -89,7 +89,7 @@ class File:
             return {name: _rows(file, member, start, stop) for name, member in self.members.items()}
 
     def check(self) -> None:
-        """Raise ModelError if an array has another content than its checksum says. This thread remembers the last file."""
+        """Raise ModelError if the content of an array differs from its checksum. This thread remembers the last file."""
         if self.path.suffix == ".npy" or _last.checked == self:
             return
         _read(self.path, [*self.members], _read_to_the_end)

@@ -19,7 +19,7 @@ _SECONDS = 2.0
 
 class Saved:
     """A JSON file with the description of a run and, for each kind of sums, the sums so far. It is written whole or not at all.
-    Floats are read back exactly, to the last bit. Raise ModelError if the file is from another run than `run` describes, or
+    Floats are read back exactly, to the last bit. Raise ModelError if the file is from a run other than `run` describes, or
     not such a file."""
 
     def __init__(self, path: Any, run: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ NCHWC = "com.microsoft.nchwc"
 @functools.cache
 def find_lanes() -> int:
     """Return the number of lanes on this processor: the number of channels in a block. Return 1 if ONNX Runtime has no blocked
-    layout here, or arranges the weights of a convolution in another way than `filter_in_blocks`. ONNX Runtime lays out two
+    layout here, or arranges the weights of a convolution in a way other than `filter_in_blocks`. ONNX Runtime lays out two
     convolutions to find the number, and its exceptions are passed on."""
     filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
     nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]

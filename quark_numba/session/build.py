@@ -143,7 +143,7 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
     path."""
 
     def build(place: Path | None) -> Artifact:
-        made = _build(request, source if place else source.again(), place or request.temporary_folder)
+        made = _build(request, source if place else source.reread(), place or request.temporary_folder)
         return made._replace(probes=probes)
 
     if source.path is None and request.cache not in (None, False):

@@ -30,7 +30,7 @@ TOGETHER = 4
 # The columns of numbers in a flat table, before its entries.
 NUMBERS = 4
 
-# The least number of rows if each element has another row than the element before it: loops over a few elements are slow.
+# The least number of rows if no two neighbouring elements have the same row: loops over a few elements are slow.
 _MIN_ROWS = 64
 
 

@@ -301,7 +301,7 @@ def test_data_are_read_again():
     assert open_batches(inputs, [X[:2], X]).count == 2
     assert open_batches(inputs, Data([X[:2], X], batch=2)).count == 4
     once = open_batches(inputs, iter([X]))
-    assert (opened.again, once.again, once.count) == (True, False, None)
+    assert (opened.is_reiterable, once.is_reiterable, once.count) == (True, False, None)
     with pytest.raises(quark_numba.ModelError, match="what_if reads the data twice"):
         quark_numba.analyze(BF16, iter([X]), what_if=["bfp16"])
     whole = model(["y = com.amd.quark.MXQuantizeDequantize (x)"], [("x", "float32", [2, 32])], ["y"])

@@ -15,7 +15,7 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba import bfp_quantize, bfp_quantize_dequantize, mx_quantize, mx_quantize_dequantize
-from quark_numba.block.operators import QUARKS
+from quark_numba.block.operators import QUARK_OPERATORS
 
 
 def check_call(call, expected, x_type, **attributes):
@@ -68,12 +68,12 @@ def expected(operator, x, attributes):
     return oracle.bfp(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
 
 
-operators = pytest.mark.parametrize("operator", QUARKS, ids=lambda operator: operator.full_name)
+operators = pytest.mark.parametrize("operator", QUARK_OPERATORS, ids=lambda operator: operator.full_name)
 every_case = pytest.mark.parametrize(
     ("operator", "name"),
     [
         pytest.param(operator, name, marks=() if name in ("defaults", "BFP16", "MX9", "fp8_e4m3, 32") else pytest.mark.slow)
-        for operator in QUARKS
+        for operator in QUARK_OPERATORS
         for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -180,7 +180,7 @@ FUNCTIONS = {"bfp": bfp_quantize_dequantize, "mx": mx_quantize_dequantize}
 
 
 def operator_of(kind):
-    return next(operator for operator in QUARKS if operator.name.lower().startswith(kind))
+    return next(operator for operator in QUARK_OPERATORS if operator.name.lower().startswith(kind))
 
 
 @wrong
@@ -284,10 +284,10 @@ import numpy as np
 from block_samples import one_node
 from onnx_models import run, session
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
-from quark_numba.block.operators import QUARKS
+from quark_numba.block.operators import QUARK_OPERATORS
 x = np.zeros((4, 64), np.float32)
 x[1] = 1
-for operator in QUARKS:
+for operator in QUARK_OPERATORS:
     y = run(session(one_node(operator, {{}}), set_denormal_as_zero="1"), x=x)
     assert y.tolist() == x.tolist(), operator
 for method in ("to_bfp", "to_bfp_prime"):

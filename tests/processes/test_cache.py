@@ -99,7 +99,7 @@ check("uint16", size=5_000)
 def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
     """When a session needs a function that has to be compiled, it logs one line, which Python shows by default."""
     caplog.set_level("INFO", "quark_numba.compiling")
-    monkeypatch.setattr(cache, "_waiting", set())
+    monkeypatch.setattr(cache, "_process", cache._Process())
     compiled = cache._File("f")
     compiled.cache_path = None
     for waits in (False, True, False):

@@ -267,7 +267,7 @@ def _of_matmul(bias=(0.25, 0.125, 0.5), zero_points=None, scale=None, **attribut
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"bias": [0.5]}, "its bias has another scale than its products"),
+        ({"bias": [0.5]}, "the scale of its bias is not that of its products"),
         ({"zero_points": [*range(9)]}, "its zero points differ"),
         ({"scale": 2.0**-60}, "its scale is extreme"),
         ({"alpha": 2.0}, "it scales its products"),
@@ -292,11 +292,14 @@ class Known(NamedTuple):
         ({"element_type": find("int16")}, "its codes are not integers of at most 8 bits"),
         ({"element_type": find("float8e4m3fn")}, "its codes are not integers of at most 8 bits"),
         ({"block_size": 2}, "its scales are blocked"),
-        ({"computes_in": find("float16")}, "it computes in another type than float32"),
+        ({"computes_in": find("float16")}, "it computes in a type other than float32"),
         ({"scale": Known(None)}, "its scale is not constant, or empty"),
         ({"scale": Known(np.ones(2, np.float16))}, "its scale is not a scalar or vector of float32"),
         ({"scale": Known(np.ones((1, 2), np.float32))}, "its scale is not a scalar or vector of float32"),
-        ({"zero_point": Known(np.zeros(3, np.int8))}, "its zero points are not constant, or have another shape than its scale"),
+        (
+            {"zero_point": Known(np.zeros(3, np.int8))},
+            "its zero points are not constant, or their shape is not that of its scale",
+        ),
         ({"zero_point": Known(np.array([0, 1], np.int8))}, "its zero points differ"),
         ({"scale": Known(np.array([1, 2.0**41], np.float32))}, "its scale is extreme"),
     ],
