@@ -115,7 +115,7 @@ class Unread:
         return dataclasses.replace(self, shape=(rows.stop - rows.start, *self.shape[1:]), rows=rows)
 
     def read(self, name: str, what: str) -> NDArray[Any]:
-        """Return the array. Raise FailedDataError if the object fails, or returns an array that its attributes do not describe."""
+        """Return the array. Raise FailedDataError if the object fails, or returns an array other than its attributes say."""
         with errors_named(what, FailedDataError):
             value = self.value if self.rows is None else self.value[self.rows]
         array = _array(value, name, what)
