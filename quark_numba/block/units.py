@@ -14,7 +14,7 @@ class Runs(NamedTuple):
     """The whole blocks of a tensor, in runs of blocks at equal distances. The elements of a block are consecutive in memory
     (`inner` is 1). A run has either all blocks of one axis, or the blocks at one position of every axis, whichever are more."""
 
-    count: int  # the number of runs
+    run_count: int
     blocks: int  # the number of blocks in a run
     stride: int  # from the first element of a block to the first element of the next block
     between: int  # from the first element of a run to the first element of the next run
@@ -39,11 +39,11 @@ def blocks_of_unit(unit: int, runs: Any, numbers: Any, loop: Any) -> Any:
     """Return (start, stride, count, rows): the unit is `count` blocks of `rows` elements. The first block begins at element
     `start`, and each further block begins `stride` elements after the previous one."""
     units_of_run = -(-runs.blocks // runs.width)
-    if unit < runs.count * units_of_run:
+    if unit < runs.run_count * units_of_run:
         run, i = divmod(unit, units_of_run)
         at = i * runs.width
         return run * runs.between + at * runs.stride, runs.stride, min(runs.width, runs.blocks - at), numbers.block
-    at = (unit - runs.count * units_of_run) * runs.width
+    at = (unit - runs.run_count * units_of_run) * runs.width
     rows = loop.length % numbers.block
     return (at + 1) * loop.length - rows, loop.length, min(runs.width, runs.tails - at), rows
 
@@ -64,7 +64,7 @@ def count_units(size: int, numbers: Any, loop: Any) -> int:
         return 0
     if loop.inner == 1:
         runs = runs_of(size, numbers, loop)
-        return runs.count * -(-runs.blocks // runs.width) + -(-runs.tails // runs.width)
+        return runs.run_count * -(-runs.blocks // runs.width) + -(-runs.tails // runs.width)
     _, across = unit_shape(numbers, loop)
     return size // (loop.length * loop.inner) * -(-loop.length // numbers.block) * across
 
