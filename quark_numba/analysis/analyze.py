@@ -165,18 +165,7 @@ class _Analyzer:
         compared = iter(self.total(_Points, runner, points).sums.outputs if self.has_points else ())
         assert done.first
         first, outputs = self.first or self.run_again(done.first)
-        reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
-        why = "its shape differs in the float model, so only its own error is measured"
-        unmatched = self.twin.found.unmatched | dict.fromkeys(reshaped, why)
-        analysis = Analysis(
-            tensors=self.tensors(measured),
-            outputs=_output_errors(measured.outputs),
-            unmatched=unmatched,
-            samples=measured.samples,
-            batches=done.done,
-            failed=done.failed,
-            twin=_output_errors(measured.twin),
-        )
+        analysis = self.analysis_of(done)
         others = {"the twin": [measured.twin]}
         for (experiment, sums), chosen in zip(experiments, points, strict=True):
             at_points = list(itertools.islice(compared, len(chosen)))
@@ -185,11 +174,26 @@ class _Analyzer:
                 setattr(analysis, name, value)
             others[experiment.where] = [*sums.outputs.values(), *at_points]
         self.reference = None  # a session of the whole model needs the memory
-        optimized = self.optimizations(first, outputs, unmatched)
+        optimized = self.optimizations(first, outputs, analysis.unmatched)
         analysis.optimizations = _output_errors(optimized)
         analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimizations": [optimized]})
         analysis.not_compared |= self.random
         return analysis
+
+    def analysis_of(self, done: Total) -> Analysis:
+        """Return the analysis without what experiments and ONNX Runtime's optimizations add to it."""
+        measured: Measured = done.sums
+        reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
+        why = "its shape differs in the float model, so only its own error is measured"
+        return Analysis(
+            tensors=self.tensors(measured),
+            outputs=_output_errors(measured.outputs),
+            unmatched=self.twin.found.unmatched | dict.fromkeys(reshaped, why),
+            samples=measured.samples,
+            batches=done.done,
+            failed=done.failed,
+            twin=_output_errors(measured.twin),
+        )
 
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
         """Return the sums of the first pass over the data, or of the second at these points."""

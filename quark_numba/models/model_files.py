@@ -112,14 +112,14 @@ class Source:
         folders = [folder] if folder is not None else protos.folders_of(path) if path is not None else []
         # With their links: a link that leads elsewhere later is another model.
         self.named_files = sorted(os.path.join(folders[0], file) for file in protos.locations(proto, leave)) if folders else []
-        self._folder = folder = protos.resolve_links(proto, folders, name, leave) if folders else None
-        if folder is None:
+        self._folder = protos.resolve_links(proto, folders, name, leave) if folders else None
+        if self._folder is None:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}
         else:
-            paths = (os.path.join(folder, file) for file in protos.locations(proto, leave))
+            paths = (os.path.join(self._folder, file) for file in protos.locations(proto, leave))
             self._states = {file: state_of(file) for file in paths}
-            load_tensors(proto, folder, name, leave, large=False)
+            load_tensors(proto, self._folder, name, leave, large=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
