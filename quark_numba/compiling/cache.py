@@ -68,8 +68,7 @@ _process = _Process()
 
 
 def session_waits() -> None:
-    """Let a line of the log say that the next function is compiled, because a session needs many, and its user waits for
-    them."""
+    """Log a warning when the next function is compiled: a user waits for a session, which needs many."""
     _process.session_waits = True
 
 

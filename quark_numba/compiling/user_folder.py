@@ -50,7 +50,7 @@ def named_folder() -> str:
 
 
 def make_own(folder: Path) -> Path:
-    """Make a folder for this user alone, or withdraw from others the right to write to an existing folder of this user. Return
+    """Make a folder for this user alone, or remove the write permission of others from an existing folder of this user. Return
     its path, which is not a link.
 
     Raises
@@ -73,7 +73,7 @@ def make_own(folder: Path) -> Path:
 
 
 def close_to_others(folder: Path) -> None:
-    """Withdraw from others the right to write to a folder, except on Windows. Raise OSError if they keep it or own the
+    """Remove the write permission of others from a folder, except on Windows. Raise OSError if they keep it or own the
     folder."""
     with opened_folder(folder) as number:
         is_wide = False

@@ -223,8 +223,8 @@ def recover(path: str | os.PathLike[str]) -> None:
         files = [aside / file for aside in Path(place).glob(f"*{PREFIX}*{_SUFFIX}/{_ASIDE}")]
         before = next(filter(os.path.lexists, files), None)
     if before and not os.path.exists(path):
-        was = "a process ended while it replaced this file, and others have changed since"
-        raise MissingFileError(f"{os.fspath(path)}: {was}; the file of before is {before}")
+        was = "a process was killed while it replaced this file, and its folder has changed since"
+        raise MissingFileError(f"{os.fspath(path)}: {was}; the previous version is {before}")
 
 
 def try_to_lock(lock: Any) -> bool | None:

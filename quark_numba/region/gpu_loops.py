@@ -29,7 +29,7 @@ LAST_AXIS_ORDER = (1, 0, 3, 3)
 OTHER_AXIS_ORDER = (3, 1, 0, 0)
 
 
-class Layout(NamedTuple):
+class LaunchLayout(NamedTuple):
     """The indices of the fields in the record of a launch, which are 64-bit words: see `work_of`."""
 
     y: int
@@ -44,14 +44,14 @@ class Layout(NamedTuple):
     end: int
 
 
-def lay_out(count: int, streams: int, has_blocks: bool) -> Layout:
-    """Return the Layout for a number of inputs, of which `streams` have more than one element."""
+def lay_out(count: int, streams: int, has_blocks: bool) -> LaunchLayout:
+    """Return the LaunchLayout for a number of inputs, of which `streams` have more than one element."""
     units = 1 + count
     rows = units + 1 + GPU_LOOPS
     strides = rows + has_blocks
     y_strides = strides + streams * GPU_LOOPS
     full = y_strides + has_blocks * GPU_LOOPS
-    return Layout(0, 1, units, units + 1, rows, strides, y_strides, full, full + 1, full + 2)
+    return LaunchLayout(0, 1, units, units + 1, rows, strides, y_strides, full, full + 1, full + 2)
 
 
 def work_of(program: Program) -> Any:

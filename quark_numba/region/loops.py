@@ -56,7 +56,7 @@ class Store(NamedTuple):
 
 
 # What a loop does for each element, in this order.
-Loop = list[Load | Apply | Reduce | Store]
+LoopBody = list[Load | Apply | Reduce | Store]
 
 
 class Conversion(NamedTuple):
@@ -76,10 +76,10 @@ class Choice(NamedTuple):
     others: Sequence[Part]
 
 
-Part = Loop | Conversion | Choice
+Part = LoopBody | Conversion | Choice
 
 
-def exact_parts(program: Program) -> tuple[list[Loop | Conversion], int]:
+def exact_parts(program: Program) -> tuple[list[LoopBody | Conversion], int]:
     """Return the parts that run a program on any elements, and the number of their buffers. A loop ends with a round trip; the
     loop of the last round trip also has the steps after it. A step that rounds blocks is a part of its own."""
     blocks = program.block_numbers
@@ -88,7 +88,7 @@ def exact_parts(program: Program) -> tuple[list[Loop | Conversion], int]:
     # The task that converts any blocks cannot convert in place.
     buffers = _numbered_buffers(_lifetimes(program, pieces), is_in_place=False)
     arrays = _arrays(program, buffers)
-    parts: list[Loop | Conversion] = [_loop(program, steps, arrays) for steps in pieces]
+    parts: list[LoopBody | Conversion] = [_loop(program, steps, arrays) for steps in pieces]
     for place, number in ((place, steps[0]) for place, steps in enumerate(pieces) if steps[0] in blocks):
         (operand,) = program.steps[number].present
         parts[place] = Conversion(number, arrays[operand], arrays[len(program.inputs) + number])
@@ -128,7 +128,7 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     return parts, len(set(buffers.values()))
 
 
-def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, int]) -> list[Loop]:
+def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, int]) -> list[LoopBody]:
     """Return the loops that run a program on ordinary blocks. The first loop begins with step 0, and each further loop with one
     of the steps `converted`. `buffers` are the buffers of values; the loops may need only some of them."""
     pieces = _cut(program, converted)
@@ -154,10 +154,10 @@ def _with_next(steps: range, converted: Collection[int]) -> list[int]:
     return [*steps, *([steps.stop] if steps.stop in converted else [])]
 
 
-def _loop(program: Program, steps: range, arrays: dict[int, str], converted: Collection[int] = ()) -> Loop:
+def _loop(program: Program, steps: range, arrays: dict[int, str], converted: Collection[int] = ()) -> LoopBody:
     """Return the loop of these steps. An element is loaded where it is first read, unless the loop has computed it. `arrays`
     are the names of the arrays of values, and `converted` the steps that round blocks by anchors."""
-    loop: Loop = []
+    loop: LoopBody = []
     known: set[int] = set()
     for number in _with_next(steps, converted):
         step = program.steps[number]

@@ -57,7 +57,7 @@ from ..compiling.text import branch, indented
 from ..fake_quantization.arithmetic import preparer
 from . import arithmetic, loops
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
-from .loops import Apply, Choice, Conversion, Load, Loop, Part, Reduce, Store
+from .loops import Apply, Choice, Conversion, Load, LoopBody, Part, Reduce, Store
 
 # The number of elements of a tile, if the program does not round to block formats. A tile stays in the first-level cache.
 TILE = 1 << 10
@@ -235,7 +235,7 @@ class BlockWriter:
         numbers = self.formats[number][1]
         return numbers.sub_block < numbers.block
 
-    def _write_loop(self, loop: Loop) -> list[str]:
+    def _write_loop(self, loop: LoopBody) -> list[str]:
         """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
         body = GroupBody(self)
         for row in range(self.group_size):
@@ -374,7 +374,7 @@ class Writer:
             *(f"b{k} = array_at(buffers + {4 * self.tile * k}, m, np.float32)" for k in range(self.buffer_count)),
         ]
 
-    def _write_part(self, part: Loop | Conversion) -> list[str]:
+    def _write_part(self, part: LoopBody | Conversion) -> list[str]:
         """Return the lines of a loop or a conversion."""
         if not isinstance(part, Conversion):
             return ["for i in range(unsigned(m)):", *indented([self.elements.write(action) for action in part])]
@@ -382,12 +382,13 @@ class Writer:
         return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, format{part.step})"]
 
 
-def _with_choice(part: Loop | Conversion, reciprocals: list[int]) -> Part:
+def _with_choice(part: LoopBody | Conversion, reciprocals: list[int]) -> Part:
     """If a loop computes one of the steps `reciprocals`, return a choice between that loop with the reciprocal and the loop as
     it is. Return any other part as it is."""
     for number in reciprocals:
         if not isinstance(part, Conversion) and Apply(number) in part:
-            by_reciprocal: Loop = [Apply(number, loops.RECIPROCAL) if action == Apply(number) else action for action in part]
+            faster = Apply(number, loops.RECIPROCAL)
+            by_reciprocal: LoopBody = [faster if action == Apply(number) else action for action in part]
             return Choice(f"has_reciprocal{number}", [by_reciprocal], [part])
     return part
 

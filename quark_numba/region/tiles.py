@@ -106,7 +106,7 @@ def copy_rows(source: int, source_step: int, target: int, target_step: int, size
         target += target_step
 
 
-class Columns(NamedTuple):
+class ChunkColumns(NamedTuple):
     """The columns of a chunk."""
 
     rows: int  # of each block
@@ -118,7 +118,7 @@ class Columns(NamedTuple):
 
 @jit.expand
 def _columns_of(work: Any, number: int) -> Any:
-    """Return the Columns of a chunk."""
+    """Return the ChunkColumns of a chunk."""
     rows, first_row = work.block, 0
     blocks, short_rows = divmod(work.length, rows)
     count = work.outer * blocks * work.inner
@@ -127,7 +127,7 @@ def _columns_of(work: Any, number: int) -> Any:
         number -= whole_chunks
         rows, first_row, blocks, count = short_rows, blocks * work.block, np.int64(1), work.outer * work.inner
     per_chunk = _columns_per_chunk(work.block, rows)
-    return Columns(rows, first_row, blocks, number * per_chunk, min((number + 1) * per_chunk, count))
+    return ChunkColumns(rows, first_row, blocks, number * per_chunk, min((number + 1) * per_chunk, count))
 
 
 @jit.expand
@@ -145,7 +145,7 @@ def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
     return count
 
 
-class Layout(NamedTuple):
+class ChunkMemory(NamedTuple):
     """The layout of the memory of a chunk. At its beginning are a tile of y and a tile for each stream, of `tile_size` bytes
     each. The other fields are offsets in bytes."""
 
@@ -158,12 +158,12 @@ class Layout(NamedTuple):
 
 @jit.expand
 def _lay_out(work: Any, rows: int, width: int) -> Any:
-    """Return the Layout for tiles of this shape."""
+    """Return the ChunkMemory for tiles of this shape."""
     tile_size = rows * width * 8  # 8 bytes for an element of any type
     buffers = (work.streams + 1) * tile_size
     spans = buffers + work.buffers_size
     scratch = spans + width * _SPAN_SIZE
-    return Layout(tile_size, buffers, spans, scratch, scratch + min(width, work.inner) * work.lanes * 8)
+    return ChunkMemory(tile_size, buffers, spans, scratch, scratch + min(width, work.inner) * work.lanes * 8)
 
 
 @jit.expand

@@ -245,13 +245,7 @@ def optimized(
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
     source = model_files.Source.from_argument(model, leave=replaced)
-    is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
-    # What onnx-ir would lose.
-    lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
-    try:
-        intermediate = None if lost else source.lazy("what onnx-ir cannot read")
-    except ModelError as error:
-        intermediate, lost = None, str(error)
+    intermediate, lost = _read(source)
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
@@ -281,6 +275,18 @@ def optimized(
         if has_other_providers:
             graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
+
+
+def _read(source: model_files.Source) -> tuple[ir.Model | None, str]:
+    """Return the model as onnx-ir holds it; or None, and what the model has that onnx-ir would lose or cannot read."""
+    if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto)):
+        return None, "sparse initializers"
+    if source.proto.training_info:
+        return None, "training_info"
+    try:
+        return source.lazy("what onnx-ir cannot read"), ""
+    except ModelError as error:
+        return None, str(error)
 
 
 def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operators = "standard") -> str:

@@ -126,7 +126,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` as a
     further key."""
 
@@ -230,7 +230,7 @@ class Batch:
 
     name: str
     number: int
-    layout: Layout
+    layout: BatchLayout
     feed: Arrays | None = None
     file: File | None = None
     part: int = 0
@@ -293,7 +293,7 @@ class Batches:
     """
 
     items: Callable[[], Iterable[tuple[str, Content]]]
-    layout: Layout
+    layout: BatchLayout
     limit: int | None
     count: int | None
     source: str
@@ -347,7 +347,7 @@ def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None 
         return _random_batches(inputs, data, labels)
     if not isinstance(data, Data):
         data = Data(data)
-    layout = Layout(tuple(inputs), data.batch, labels)
+    layout = BatchLayout(tuple(inputs), data.batch, labels)
     source, name = data.source, "the data"
     if isinstance(source, (str, os.PathLike)):
         if os.path.exists(source) or not _FUNCTION.fullmatch(os.fspath(source)):
@@ -369,7 +369,7 @@ def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None 
     return Batches(lambda: _named_feeds(feeds, name), layout, data.limit, count, "", is_reiterable=not is_iterator)
 
 
-def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
+def _number_of_batches(layout: BatchLayout, feed: Any, what: str) -> int:
     """Return the number of batches in a feed: 1 for the error of one that cannot be read. Raise ModelError if it is wrong."""
     try:
         return layout.count_batches(layout.arrays(feed, what), what)
@@ -388,10 +388,10 @@ def _random_batches(inputs: Sequence[ModelInput], data: RandomData, labels: str 
             yield f"random batch {number}", random_inputs(inputs, data.dimensions, generator, quiet=True)
 
     source = f"random {data.seed} {sorted(data.dimensions.items())}"
-    return Batches(items, Layout(tuple(inputs), None, None), None, data.batches, source)
+    return Batches(items, BatchLayout(tuple(inputs), None, None), None, data.batches, source)
 
 
-def _batches_of_files(layout: Layout, path: Path, limit: int | None) -> Batches:
+def _batches_of_files(layout: BatchLayout, path: Path, limit: int | None) -> Batches:
     files: list[File] = []
     count = 0
     for file_path in files_of(path) if os.path.isdir(path) else [path]:

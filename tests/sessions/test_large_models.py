@@ -493,9 +493,9 @@ def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replac
     new.write_bytes(b"notes")
     (tmp_path / "link.onnx").symlink_to("m.onnx")
     for _ in range(2):
-        with pytest.raises(ModelError, match=r"m\.onnx: a process ended while .*; the file of before is .*aside.m\.onnx$"):
+        with pytest.raises(ModelError, match=r"m\.onnx: a process was killed .*; the previous version is .*aside.m\.onnx$"):
             optimize(tmp_path / "m.onnx")
-        with pytest.raises(ModelError, match=r"link\.onnx: a process ended while .*; the file of before is .*aside.m\.onnx$"):
+        with pytest.raises(ModelError, match=r"link\.onnx: a process was killed .*; the previous version is .*aside.m\.onnx$"):
             optimize(tmp_path / "link.onnx")
         assert new.read_bytes() == b"notes"
     new.unlink()
