@@ -55,7 +55,7 @@ def page(analysis: Analysis, title: str) -> str:
 
 
 def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
-    yield html_tables.as_html(result_tables.of_outputs(analysis))
+    yield html_tables.as_html(analysis.tables_of_outputs())
     yield html_tables.section(
         "Through the model",
         _profile(pyplot, analysis),
@@ -63,9 +63,11 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
         "Inherited: the error before it is rounded, from the tensors before it. Own: the error of this rounding alone. "
         "A lower ratio is worse; the infinite ratio of an exact tensor is not drawn.",
     )
-    yield html_tables.as_html([result_tables.tensors(analysis), *result_tables.effects(analysis)])
+    yield html_tables.as_html(
+        [result_tables.tensors(analysis.tensors, analysis.samples), *result_tables.effects(analysis.sweep)]
+    )
     if analysis.trade_offs:
-        yield html_tables.as_html(result_tables.trade_offs(analysis))
+        yield html_tables.as_html(result_tables.trade_offs(analysis.trade_offs))
         yield _trade_offs(pyplot, analysis)
     if analysis.histograms:
         plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
@@ -75,7 +77,7 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
             "The worst tensors in the float model, in the first batch. The marks below a histogram are the values of the "
             "tensor’s type. Elements in shaded areas saturate.",
         )
-    yield html_tables.as_html([*result_tables.unmatched(analysis), *result_tables.left_out(analysis.failed)])
+    yield html_tables.as_html([*result_tables.unmatched(analysis.unmatched), *result_tables.left_out(analysis.failed)])
 
 
 def check_plots() -> Any:

@@ -1,8 +1,7 @@
-"""The tables of results, for the command, for `print`, for the page and for notebooks."""
+"""The tables that results have, for the command, for `print`, for the page and for notebooks."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,9 +10,10 @@ from ..errors import counted
 from ..texts import Folded, Table, cell
 
 if TYPE_CHECKING:
+    from .experiments.sweep import Effect
+    from .experiments.what_if import TradeOff
     from .measures.outputs import OutputError
     from .measures.tensors import QuantizedTensor
-    from .results import Analysis, Evaluation
 
 # The default number of rows in the tables of nodes and tensors.
 TOP = 20
@@ -22,60 +22,20 @@ TOP = 20
 _WIDE = (">cosine", ">largest error", ">place", "made by")
 
 
-def of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
-    yield outputs("Quantized model, against the reference", evaluation.outputs)
-    yield from not_compared(evaluation.not_compared)
-    yield Table("", ["", ""], _figures(evaluation))
-    yield from _reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
-
-
-def _figures(evaluation: Evaluation) -> list[list[str]]:
-    """Return the names and values of the figures that do not belong to one output."""
-    return [
-        ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
-        ["samples a second", f"{evaluation.samples_per_second:.0f}"],
-        ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
-        *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
-        *(
-            [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
-            for output in evaluation.outputs
-            if output.ignored
-        ),
-    ]
-
-
-def of_analysis(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
-    """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
-    yield from of_outputs(analysis)
-    yield tensors(analysis, top)
-    yield from effects(analysis, top)
-    yield from trade_offs(analysis)
-    yield from unmatched(analysis, top)
-
-
-def of_outputs(analysis: Analysis) -> Iterator[Table]:
-    yield outputs("Quantized model, against the reference", analysis.outputs)
-    yield from not_compared(analysis.not_compared)
-    if analysis.twin:
-        yield outputs("Without its quantization nodes, against the reference", analysis.twin)
-    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
-        title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
-        yield outputs(title, analysis.optimizations)
-
-
 def left_out(failed: Mapping[str, str]) -> Iterator[Table]:
     """Yield the table of the batches that were left out, if any."""
-    yield from _reasons("Batches that are left out", "batch", failed)
+    yield from reasons("Batches that are left out", "batch", failed)
 
 
-def not_compared(reasons: Mapping[str, str]) -> Iterator[Table]:
+def not_compared(by_name: Mapping[str, str]) -> Iterator[Table]:
     """Yield the table of the outputs that cannot be compared, with the reasons, if there are any."""
-    yield from _reasons("Outputs that are not compared", "output", reasons)
+    yield from reasons("Outputs that are not compared", "output", by_name)
 
 
-def _reasons(title: str, what: str, reasons: Mapping[str, str]) -> Iterator[Table]:
-    if reasons:
-        yield Table(title, [what, "why"], [[*item] for item in reasons.items()])
+def reasons(title: str, what: str, by_name: Mapping[str, str]) -> Iterator[Table]:
+    """Yield a table of reasons, if there are any. `what` is what the names belong to."""
+    if by_name:
+        yield Table(title, [what, "why"], [[*item] for item in by_name.items()])
 
 
 def outputs(title: str, rows: Sequence[OutputError]) -> Table:
@@ -94,8 +54,10 @@ def outputs(title: str, rows: Sequence[OutputError]) -> Table:
     return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
 
 
-def tensors(analysis: Analysis, top: int | None = None) -> Table:
-    formats = dict.fromkeys(name for row in analysis.tensors for name in row.what_if)
+def tensors(found: Sequence[QuantizedTensor], samples: int, top: int | None = None) -> Table:
+    """Return the table of tensors that were measured over so many samples. With `top`, it has at most so many rows, and fewer
+    columns."""
+    formats = dict.fromkeys(name for row in found for name in row.what_if)
     columns: dict[str, Callable[[QuantizedTensor], str]] = {
         "tensor": lambda row: row.name,
         "kind": lambda row: row.kind,
@@ -115,11 +77,11 @@ def tensors(analysis: Analysis, top: int | None = None) -> Table:
     }
     if top is not None:
         columns = {name: text for name, text in columns.items() if name not in _WIDE}
-    rows = [[text(row) for text in columns.values()] for row in analysis.tensors[:top]]
+    rows = [[text(row) for text in columns.values()] for row in found[:top]]
     title = "Quantized tensors"
     if rows:
-        shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-        over = counted(analysis.samples, "sample")
+        shown = f"the worst {len(rows)} of {len(found)}" if len(rows) < len(found) else "all"
+        over = counted(samples, "sample")
         title += f", {shown}, over {over}: SQNR of the own error, the inherited error, and both"
     about = "Own: the error of this rounding alone. Inherited: the error before it is rounded. Both: the error after rounding."
     return Table(title, [*columns], rows, about=about)
@@ -133,17 +95,17 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def effects(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
-    if analysis.sweep:
-        rows = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]
+def effects(found: Sequence[Effect], top: int | None = None) -> Iterator[Table]:
+    if found:
+        rows = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in found[:top]]
         columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
         yield Table("Least SQNR of the outputs, the worst first", columns, rows)
 
 
-def trade_offs(analysis: Analysis) -> Iterator[Table]:
-    if analysis.trade_offs:
+def trade_offs(points: Sequence[TradeOff]) -> Iterator[Table]:
+    if points:
         rows = []
-        for point in analysis.trade_offs:
+        for point in points:
             changes = ", ".join(f"{count} to {name}" for name, count in Counter(point.choices.values()).items())
             folded = Folded(changes, [f"{name} → {to}" for name, to in point.choices.items()])
             rows.append([f"{point.bits / 8e3:,.1f}", cell(point.sqnr_db, ".1f"), folded])
@@ -156,8 +118,8 @@ def trade_offs(analysis: Analysis) -> Iterator[Table]:
         yield Table("Best trade-offs", columns, rows, about=about)
 
 
-def unmatched(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
-    reasons = dict([*analysis.unmatched.items()][:top])
-    if more := len(analysis.unmatched) - len(reasons):
-        reasons["…"] = f"{more} more"
-    yield from _reasons("Not measured, or not in full", "name", reasons)
+def unmatched(by_name: Mapping[str, str], top: int | None = None) -> Iterator[Table]:
+    shown = dict([*by_name.items()][:top])
+    if more := len(by_name) - len(shown):
+        shown["…"] = f"{more} more"
+    yield from reasons("Not measured, or not in full", "name", shown)

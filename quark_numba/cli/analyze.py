@@ -73,7 +73,6 @@ def _formats() -> Iterable[str]:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from ..analysis import result_tables
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
     from ..models import files
@@ -104,7 +103,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
-        print_tables(result_tables.of_analysis(analysis, options.top))
+        print_tables(analysis.tables(options.top))
     return fails_below(options, analysis)
 
 

@@ -71,7 +71,6 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from ..analysis import result_tables
     from ..analysis.evaluate import evaluate
     from ..running.data import load_function
 
@@ -95,7 +94,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **fields})
     else:
-        print_tables(result_tables.of_evaluation(evaluation))
+        print_tables(evaluation.tables())
     return fails_below(options, evaluation)
 
 
