@@ -66,28 +66,28 @@ def bfp_quantize(
     arguments = locals()
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
-    key, numbers = bfp_format(FLOAT32, **attribute_values(arguments, BFP_ATTRIBUTES))
-    function = functools.partial(_bfp_blocks, key, numbers, axis)
+    key, block_format = bfp_format(FLOAT32, **attribute_values(arguments, BFP_ATTRIBUTES))
+    function = functools.partial(_bfp_blocks, key, block_format, axis)
     byte = np.dtype(np.uint8)
-    results = [Result(_mantissa_dtype(numbers)), Result(byte, numbers.block), Result(byte, numbers.sub_block)]
-    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=numbers.block))
+    results = [Result(_mantissa_dtype(block_format)), Result(byte, block_format.block), Result(byte, block_format.sub_block)]
+    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=block_format.block))
 
 
 @np.errstate(all="ignore")
-def _bfp_blocks(key: Key, numbers: Format, axis: int, x: NDArray[Any]) -> BFPBlocks:
+def _bfp_blocks(key: Key, block_format: Format, axis: int, x: NDArray[Any]) -> BFPBlocks:
     values = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     if key.rounds_to_bfloat16:
         values = values.astype(BFLOAT16.dtype).astype(np.float32)
     exponents = (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)  # biased
-    shared, subs = _maxima(exponents, axis, numbers.block), _maxima(exponents, axis, numbers.sub_block)
-    sub_blocks = numbers.block // numbers.sub_block
-    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, numbers.max_shift)
-    special = _spread(shared == _SPECIAL, axis, numbers.block, values.shape)
-    rounded = rounded_block(key, numbers, np.where(special, np.float32(0), values), axis)
-    steps = _step_exponents(shared, shifts, axis, numbers, values.shape)
+    shared, subs = _maxima(exponents, axis, block_format.block), _maxima(exponents, axis, block_format.sub_block)
+    sub_blocks = block_format.block // block_format.sub_block
+    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, block_format.max_shift)
+    special = _spread(shared == _SPECIAL, axis, block_format.block, values.shape)
+    rounded = rounded_block(key, block_format, np.where(special, np.float32(0), values), axis)
+    steps = _step_exponents(shared, shifts, axis, block_format, values.shape)
     magnitudes = np.ldexp(np.abs(rounded).astype(np.float64), -steps)
-    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (numbers.drop + 1)
-    return BFPBlocks(mantissas.astype(_mantissa_dtype(numbers)), shared.astype(np.uint8), shifts.astype(np.uint8))
+    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (block_format.drop + 1)
+    return BFPBlocks(mantissas.astype(_mantissa_dtype(block_format)), shared.astype(np.uint8), shifts.astype(np.uint8))
 
 
 @keeps_labels
@@ -107,45 +107,50 @@ def bfp_dequantize(
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
     attributes = attribute_values(arguments, ("bfp_method", "bit_width", "block_size", "sub_block_size"))
     unused: dict[str, Any] = {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
-    _, numbers = bfp_format(FLOAT32, **attributes, **unused)
+    _, block_format = bfp_format(FLOAT32, **attributes, **unused)
     if not isinstance(blocks, BFPBlocks):
         raise TypeError(f"blocks is a {type(blocks).__name__}; expected BFPBlocks")
     mantissas, exponents, shifts = arrays = [array(part, name, None) for name, part in blocks._asdict().items()]
     byte = np.dtype(np.uint8)
-    for name, part, dtype in zip(BFPBlocks._fields, arrays, (_mantissa_dtype(numbers), byte, byte), strict=True):
+    for name, part, dtype in zip(BFPBlocks._fields, arrays, (_mantissa_dtype(block_format), byte, byte), strict=True):
         if part.dtype != dtype:
             raise TypeError(f"{name} has dtype {part.dtype}; expected {dtype}")
     axis = axis_of(mantissas.shape, axis)
-    check_blocks("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
-    check_blocks("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
-    function = functools.partial(_bfp_values, axis, numbers, y.dtype)
+    check_blocks("exponents", exponents, "mantissas", mantissas, axis, block_format.block)
+    check_blocks("shifts", shifts, "mantissas", mantissas, axis, block_format.sub_block)
+    function = functools.partial(_bfp_values, axis, block_format, y.dtype)
     axes, results = tuple(range(mantissas.ndim)), [Result(y.dtype)]
-    cuts = [Cut(exponents, axes, numbers.block), Cut(shifts, axes, numbers.sub_block)]
-    (values,) = map_chunks(function, mantissas, results, cuts, axis=axis, block=numbers.block, name="mantissas")
+    cuts = [Cut(exponents, axes, block_format.block), Cut(shifts, axes, block_format.sub_block)]
+    (values,) = map_chunks(function, mantissas, results, cuts, axis=axis, block=block_format.block, name="mantissas")
     return values
 
 
 @np.errstate(all="ignore")
 def _bfp_values(
-    axis: int, numbers: Format, dtype: np.dtype[Any], mantissas: NDArray[Any], exponents: NDArray[Any], shifts: NDArray[Any]
+    axis: int,
+    block_format: Format,
+    dtype: np.dtype[Any],
+    mantissas: NDArray[Any],
+    exponents: NDArray[Any],
+    shifts: NDArray[Any],
 ) -> NDArray[Any]:
-    steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
-    magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
-    values = np.ldexp(np.where(mantissas >> (numbers.drop + 1) & 1, -magnitudes, magnitudes), steps)
-    values = np.where(_spread(exponents == _SPECIAL, axis, numbers.block, mantissas.shape), np.nan, values)
+    steps = _step_exponents(exponents, shifts, axis, block_format, mantissas.shape)
+    magnitudes = (mantissas & (2 ** (block_format.drop + 1) - 1)).astype(np.float64)
+    values = np.ldexp(np.where(mantissas >> (block_format.drop + 1) & 1, -magnitudes, magnitudes), steps)
+    values = np.where(_spread(exponents == _SPECIAL, axis, block_format.block, mantissas.shape), np.nan, values)
     return values.astype(np.float32).astype(dtype)
 
 
-def _mantissa_dtype(numbers: Format) -> np.dtype[Any]:
-    return np.dtype(np.uint8 if numbers.drop + 2 <= 8 else np.uint16)
+def _mantissa_dtype(block_format: Format) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if block_format.drop + 2 <= 8 else np.uint16)
 
 
 def _step_exponents(
-    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, numbers: Format, shape: tuple[int, ...]
+    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, block_format: Format, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """Return, for each element, the exponent of the step of its sub-block. An element is a multiple of the step."""
-    shared = _spread(exponents.astype(np.int64), axis, numbers.block, shape)
-    return shared - _spread(shifts.astype(np.int64), axis, numbers.sub_block, shape) - _BIAS - numbers.drop
+    shared = _spread(exponents.astype(np.int64), axis, block_format.block, shape)
+    return shared - _spread(shifts.astype(np.int64), axis, block_format.sub_block, shape) - _BIAS - block_format.drop
 
 
 def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:

@@ -77,8 +77,8 @@ def bfp_quantize_dequantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, numbers = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
-    return convert(key, numbers, x_array, axis, out)
+    key, block_format = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
+    return convert(key, block_format, x_array, axis, out)
 
 
 @keeps_labels
@@ -122,8 +122,8 @@ def mx_quantize_dequantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, numbers = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
-    return convert(key, numbers, x_array, axis, out)
+    key, block_format = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
+    return convert(key, block_format, x_array, axis, out)
 
 
 def attribute_values(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -147,14 +147,14 @@ def axis_of(shape: tuple[int, ...], axis: Any) -> int:
     return axis % len(shape) if len(shape) > 1 else 0
 
 
-def loop_of(shape: tuple[int, ...], axis: int, numbers: Format) -> Loop:
-    _, length, inner = block_shape(shape, axis, numbers.block)
+def loop_of(shape: tuple[int, ...], axis: int, block_format: Format) -> Loop:
+    _, length, inner = block_shape(shape, axis, block_format.block)
     return Loop(length, inner)
 
 
 def convert(
     key: Key,
-    numbers: Format,
+    block_format: Format,
     x: NDArray[Any],
     axis: Any,
     out: NDArray[Any] | None,
@@ -164,32 +164,32 @@ def convert(
     axis = axis_of(x.shape, axis)
     if is_lazy(x):
         check_no_output(out)
-        return _convert_chunks(key, numbers, x, axis, tensor_scale)
-    loop = loop_of(x.T.shape, ~axis, numbers) if x.flags.fnc else loop_of(x.shape, axis, numbers)
+        return _convert_chunks(key, block_format, x, axis, tensor_scale)
+    loop = loop_of(x.T.shape, ~axis, block_format) if x.flags.fnc else loop_of(x.shape, axis, block_format)
 
     def round_blocks(x: NDArray[Any], y: NDArray[Any]) -> None:
-        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, numbers, loop)
+        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, block_format, loop)
 
     return convert_in_order(round_blocks, x, key.x, out)
 
 
-def _convert_chunks(key: Key, numbers: Format, x: Any, axis: int, tensor_scale: np.float32) -> Any:
-    function = functools.partial(rounded_block, key, numbers, axis=axis, tensor_scale=tensor_scale)
+def _convert_chunks(key: Key, block_format: Format, x: Any, axis: int, tensor_scale: np.float32) -> Any:
+    function = functools.partial(rounded_block, key, block_format, axis=axis, tensor_scale=tensor_scale)
     if x.npartitions == 1 or x.size == 1:
-        function = functools.partial(convert, key, numbers, axis=axis, out=None, tensor_scale=tensor_scale)
+        function = functools.partial(convert, key, block_format, axis=axis, out=None, tensor_scale=tensor_scale)
     elif not any(length > 1 for length in x.shape):  # a shape with at most one element
         check_sizes(x, "x", range(x.ndim))
-    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=numbers.block)
+    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=block_format.block)
     return y
 
 
-def rounded_block(key: Key, numbers: Format, x: NDArray[Any], axis: int, tensor_scale: np.float32 = ONE) -> NDArray[Any]:
+def rounded_block(key: Key, block_format: Format, x: NDArray[Any], axis: int, tensor_scale: np.float32 = ONE) -> NDArray[Any]:
     """Return x, a part of an array, rounded. A single element is rounded as a block of its own, although the public calls
     return an array of one element as it is."""
     if x.size != 1:
-        return convert(key, numbers, x, axis, None, tensor_scale=tensor_scale)
+        return convert(key, block_format, x, axis, None, tensor_scale=tensor_scale)
     pair = np.append(x, x.dtype.type(0))
-    return convert(key, numbers, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
+    return convert(key, block_format, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
 
 
 def check_blocks(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:

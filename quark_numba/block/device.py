@@ -114,7 +114,7 @@ def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte:
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))
 
 
-def round_trip(key: Key, numbers: Format) -> Any:
+def round_trip(key: Key, block_format: Format) -> Any:
     """Return the function that rounds a block to a format: a tuple of elements of x as stored -> a tuple of those of y. The key
     has no scales.
 
@@ -123,20 +123,20 @@ def round_trip(key: Key, numbers: Format) -> Any:
     ValueError
         If the blocks have too many elements for registers.
     """
-    if numbers.block > MAX_IN_REGISTERS:
-        raise ValueError(f"block_size is {numbers.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
+    if block_format.block > MAX_IN_REGISTERS:
+        raise ValueError(f"block_size is {block_format.block}; expected at most {MAX_IN_REGISTERS} on a GPU")
     functions, by_mode = arithmetic.block_functions(key), arithmetic.converters(key)
-    convert = _in_registers(functions, by_mode[numbers.rounding_mode], numbers.block, numbers.sub_block)
-    max_shift, drop, one = np.uint32(numbers.max_shift), np.int32(numbers.drop), np.float32(1)
-    return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(numbers)))[0])
+    convert = _in_registers(functions, by_mode[block_format.rounding_mode], block_format.block, block_format.sub_block)
+    max_shift, drop, one = np.uint32(block_format.max_shift), np.int32(block_format.drop), np.float32(1)
+    return jit.inline(lambda x: convert(x, (max_shift, drop, one, bounds_of(block_format)))[0])
 
 
 @functools.cache
-def kernel(key: Key, numbers: Format) -> DeviceKernel:
+def kernel(key: Key, block_format: Format) -> DeviceKernel:
     """Return the kernel of a key of the dispatch table for the blocks of a format, in any shape.
 
     Codes of less than 8 bits are packed as in tensors of ONNX Runtime. Only the block sizes and the rounding mode of
-    `numbers` are used; the record of a launch has the other numbers.
+    `block_format` are used; the record of a launch has the other numbers.
 
     Raises
     ------
@@ -144,17 +144,17 @@ def kernel(key: Key, numbers: Format) -> DeviceKernel:
         If packed codes of two blocks would share a byte.
     """
     per_byte = 8 // key.y.bits if key.y.is_packed else 1
-    if numbers.block % per_byte:
-        raise ValueError(f"block_size is {numbers.block}; expected a multiple of {per_byte} on a GPU")
+    if block_format.block % per_byte:
+        raise ValueError(f"block_size is {block_format.block}; expected a multiple of {per_byte} on a GPU")
     converters, functions = arithmetic.converters(key), arithmetic.block_functions(key)
-    mode = numbers.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
+    mode = block_format.rounding_mode if len(converters) > 1 else HALF_TO_EVEN
     count, (clear, put) = VECTOR // max(key.x.storage.itemsize, key.y.storage.itemsize), putters(8 // per_byte)
-    sub_block = numbers.sub_block if key.is_microexponent else numbers.block
+    sub_block = block_format.sub_block if key.is_microexponent else block_format.block
     x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
-    convert_any = _any_block(functions, converters[mode], put, sub_block < numbers.block)
+    convert_any = _any_block(functions, converters[mode], put, sub_block < block_format.block)
     whole_rows, convert_whole = 0, jit.inline(_no_block)
-    if numbers.block <= MAX_IN_REGISTERS and numbers.block % count == 0:
-        whole_rows = numbers.block
+    if block_format.block <= MAX_IN_REGISTERS and block_format.block % count == 0:
+        whole_rows = block_format.block
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
         convert_whole = _whole(convert_elements, whole_rows, count, y_dtype, per_byte)
 
@@ -195,7 +195,7 @@ def kernel(key: Key, numbers: Format) -> DeviceKernel:
                 scales[down * inner + column + i] = shared
         return 0
 
-    return DeviceKernel(__name__, blocks, f"{key.name}_{numbers.block}_{sub_block}_{mode}", WORK, 1)
+    return DeviceKernel(__name__, blocks, f"{key.name}_{block_format.block}_{sub_block}_{mode}", WORK, 1)
 
 
 def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:

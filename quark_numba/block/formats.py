@@ -100,11 +100,11 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
 def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tuple[Key, Format]:
     """Return the key of a kernel and the numbers of the format for the codes of a Microscaling format."""
     _one_of("scale_rule", scale_rule, SCALE_RULES)
-    key, numbers = mx_format(x, **attributes)
-    return key._replace(rule=scale_rule, has_codes=True), numbers
+    key, block_format = mx_format(x, **attributes)
+    return key._replace(rule=scale_rule, has_codes=True), block_format
 
 
-def is_idempotent(key: Key, numbers: Format) -> bool:
+def is_idempotent(key: Key, block_format: Format) -> bool:
     """Return whether a second round trip to the format leaves float32 results as they are, even if some of them were replaced
     by 0 in between.
 
@@ -117,8 +117,8 @@ def is_idempotent(key: Key, numbers: Format) -> bool:
 
     A format that rounds to bfloat16 first does not change results whose m has at most 7 bits: no step is below 2 ** (-127 -
     drop), and the least bfloat16 is 2**-133."""
-    is_symmetric = numbers.lowest == -numbers.highest
-    return key.element is None and is_symmetric and (numbers.drop <= 6 or not key.rounds_to_bfloat16)
+    is_symmetric = block_format.lowest == -block_format.highest
+    return key.element is None and is_symmetric and (block_format.drop <= 6 or not key.rounds_to_bfloat16)
 
 
 class NvidiaFormat(NamedTuple):

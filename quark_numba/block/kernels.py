@@ -47,11 +47,11 @@ WORK = np.dtype(
 
 
 @jit.function
-def bounds_of(numbers: Any) -> Any:
+def bounds_of(block_format: Any) -> Any:
     """Return (lowest, highest, zero) for elements that are whole numbers of steps. `zero` is added to a result. For sign and
     magnitude it is -0, which keeps the sign of a zero. For two's complement, which has no -0, it is 0, which clears the
     sign."""
-    lowest, highest = np.float32(numbers.lowest), np.float32(numbers.highest)
+    lowest, highest = np.float32(block_format.lowest), np.float32(block_format.highest)
     return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
 
 
@@ -165,15 +165,15 @@ def _columns_converter(key: Key) -> Any:
     convert_in_mode, has_scales = _convert_in_mode(converters), key.has_scales
     set_scales: Any = _set_scales(key) if has_scales else None
 
-    def convert_columns(x: Any, y: Any, numbers: Any, columns: Any, scaling: Any, scratch: Any) -> None:
+    def convert_columns(x: Any, y: Any, block_format: Any, columns: Any, scaling: Any, scratch: Any) -> None:
         """Convert Columns."""
         start, stride, rows, width = columns
         magnitudes, shared, steps = scratch.magnitudes, scratch.shared, scratch.steps
-        sub_blocks = -(-rows // numbers.sub_block)
+        sub_blocks = -(-rows // block_format.sub_block)
         for i in range(sub_blocks * width):
             magnitudes[i] = 0
         for row in range(rows):
-            at = unsigned(row // numbers.sub_block * width)
+            at = unsigned(row // block_format.sub_block * width)
             begin = unsigned(start + row * stride)
             for i in range(unsigned(width)):
                 magnitudes[at + i] = max(magnitudes[at + i], measure(x[begin + i]))
@@ -183,18 +183,18 @@ def _columns_converter(key: Key) -> Any:
             at = unsigned(sub * width)
             for i in range(unsigned(width)):
                 shared[i] = max(shared[i], magnitudes[at + i])
-        max_shift, drop = np.uint32(numbers.max_shift), np.int32(numbers.drop)
+        max_shift, drop = np.uint32(block_format.max_shift), np.int32(block_format.drop)
         if has_scales:
             set_scales(shared, width, drop, scaling)
         for sub in range(sub_blocks):
             at = unsigned(sub * width)
             for i in range(unsigned(width)):
                 steps[at + i] = find_step(shared[i], magnitudes[at + i], max_shift, drop, scaling.tensor_scale)
-        bounds = bounds_of(numbers)
+        bounds = bounds_of(block_format)
         for row in range(rows):
-            at = unsigned(row // numbers.sub_block * width)
+            at = unsigned(row // block_format.sub_block * width)
             begin = unsigned(start + row * stride)
-            convert_in_mode(x, y, numbers.rounding_mode, begin, unsigned(width), steps, at, bounds)
+            convert_in_mode(x, y, block_format.rounding_mode, begin, unsigned(width), steps, at, bounds)
 
     return jit.function(convert_columns, f"columns_{key.name}")
 
@@ -206,7 +206,7 @@ def _consecutive_converter(key: Key) -> Any:
     (measure, find_step, _), set_scales = arithmetic.block_functions(key), _set_scales(key)
     convert = arithmetic.converters(key)[HALF_TO_EVEN]
 
-    def convert_consecutive(x: Any, y: Any, numbers: Any, unit: Any, scaling: Any, scratch: Any) -> None:
+    def convert_consecutive(x: Any, y: Any, block_format: Any, unit: Any, scaling: Any, scratch: Any) -> None:
         """Convert the blocks of a unit from `blocks_of_unit`. Their elements are consecutive."""
         start, stride, count, rows = unit
         shared, steps = scratch.shared, scratch.steps
@@ -215,11 +215,11 @@ def _consecutive_converter(key: Key) -> Any:
             for i in range(unsigned(rows)):
                 largest = max(largest, measure(x[begin + i]))
             shared[b] = largest
-        max_shift, drop = np.uint32(numbers.max_shift), np.int32(numbers.drop)
+        max_shift, drop = np.uint32(block_format.max_shift), np.int32(block_format.drop)
         set_scales(shared, count, drop, scaling)
         for b in range(unsigned(count)):
             steps[b] = find_step(shared[b], shared[b], max_shift, drop, scaling.tensor_scale)
-        bounds = bounds_of(numbers)
+        bounds = bounds_of(block_format)
         for b in range(unsigned(count)):
             begin, step = unsigned(start) + b * unsigned(stride), steps[b]
             for i in range(unsigned(rows)):
@@ -239,11 +239,11 @@ def _transposers(key: Key) -> tuple[Any, Any]:
 def _columns_runner(key: Key) -> Any:
     convert_columns = _columns_converter(key)
 
-    def run_columns(x: Any, y: Any, numbers: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+    def run_columns(x: Any, y: Any, block_format: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
         """Convert blocks side by side in place: the units of `unit_shape` from `units[0]` up to, but not including,
         `units[1]`. `first_scaling` is the Scaling of the first blocks of x."""
-        length, inner, block = loop.length, loop.inner, numbers.block
-        blocks_along, (width, across) = -(-length // block), unit_shape(numbers, loop)
+        length, inner, block = loop.length, loop.inner, block_format.block
+        blocks_along, (width, across) = -(-length // block), unit_shape(block_format, loop)
         address, stride, tensor_scale = first_scaling
         for unit in range(units[0], units[1]):
             down, i = divmod(unit, across)
@@ -251,7 +251,7 @@ def _columns_runner(key: Key) -> Any:
             start = (outer * length + b * block) * inner + i * width
             columns = Columns(start, inner, min(block, length - b * block), min(width, inner - i * width))
             scaling = Scaling(address + down * inner + i * width, stride, tensor_scale)
-            convert_columns(x, y, numbers, columns, scaling, scratch)
+            convert_columns(x, y, block_format, columns, scaling, scratch)
 
     return jit.inline(run_columns)
 
@@ -259,14 +259,14 @@ def _columns_runner(key: Key) -> Any:
 def _scaling_finder(key: Key) -> Any:
     has_codes = key.has_codes
 
-    def find_scaling(start: int, stride: int, numbers: Any, loop: Any, first_scaling: Any) -> Any:
+    def find_scaling(start: int, stride: int, block_format: Any, loop: Any, first_scaling: Any) -> Any:
         """Return the Scaling of a unit from `blocks_of_unit`."""
         address, scale_stride, tensor_scale = first_scaling
         if has_codes:
-            blocks_along = -(-loop.length // numbers.block)
+            blocks_along = -(-loop.length // block_format.block)
             outer, begin = divmod(start, loop.length)
-            address += outer * blocks_along + begin // numbers.block
-            scale_stride = np.int64(1) if stride == numbers.block else blocks_along
+            address += outer * blocks_along + begin // block_format.block
+            scale_stride = np.int64(1) if stride == block_format.block else blocks_along
         return Scaling(address, scale_stride, tensor_scale)
 
     return jit.inline(find_scaling)
@@ -279,13 +279,13 @@ def _consecutive_runner(key: Key) -> Any:
     if convert_consecutive is None:
         return None
 
-    def run_consecutive(x: Any, y: Any, numbers: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+    def run_consecutive(x: Any, y: Any, block_format: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
         """Convert units of `blocks_of_unit` in place. The arguments are as for `run_columns`."""
-        runs = runs_of(x.size, numbers, loop)
+        runs = runs_of(x.size, block_format, loop)
         for unit in range(units[0], units[1]):
-            start, stride, n, rows = blocks_of_unit(unit, runs, numbers, loop)
-            scaling = find_scaling(start, stride, numbers, loop, first_scaling)
-            convert_consecutive(x, y, numbers, (start, stride, n, rows), scaling, scratch)
+            start, stride, n, rows = blocks_of_unit(unit, runs, block_format, loop)
+            scaling = find_scaling(start, stride, block_format, loop, first_scaling)
+            convert_consecutive(x, y, block_format, (start, stride, n, rows), scaling, scratch)
 
     return jit.inline(run_consecutive)
 
@@ -295,20 +295,20 @@ def _transposed_runner(key: Key) -> Any:
     gather_blocks, scatter_blocks = _transposers(key)
     x_dtype, y_dtype = key.x.storage.type, key.y.storage.type
 
-    def run_transposed(x: Any, y: Any, numbers: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
+    def run_transposed(x: Any, y: Any, block_format: Any, loop: Any, units: Any, first_scaling: Any, scratch: Any) -> None:
         """Convert units of `blocks_of_unit` in tiles that have blocks as columns. Blocks that are too long for a tile are
         converted in place. The arguments are as for `run_columns`."""
-        runs, x_tile, y_tile = runs_of(x.size, numbers, loop), scratch.x_tile.view(x_dtype), scratch.y_tile.view(y_dtype)
+        runs, x_tile, y_tile = runs_of(x.size, block_format, loop), scratch.x_tile.view(x_dtype), scratch.y_tile.view(y_dtype)
         for unit in range(units[0], units[1]):
-            start, stride, n, rows = blocks_of_unit(unit, runs, numbers, loop)
-            scaling = find_scaling(start, stride, numbers, loop, first_scaling)
+            start, stride, n, rows = blocks_of_unit(unit, runs, block_format, loop)
+            scaling = find_scaling(start, stride, block_format, loop, first_scaling)
             if rows > TILE:
-                convert_columns(x, y, numbers, Columns(start, loop.inner, rows, n), scaling, scratch)
+                convert_columns(x, y, block_format, Columns(start, loop.inner, rows, n), scaling, scratch)
                 continue
             # Rows of a tile begin with a cache line.
             padded = min(-(-n // 16) * 16, TILE // rows)
             gather_blocks(x, start, stride, n, rows, x_tile, padded)
-            convert_columns(x_tile, y_tile, numbers, Columns(np.int64(0), padded, rows, n), scaling, scratch)
+            convert_columns(x_tile, y_tile, block_format, Columns(np.int64(0), padded, rows, n), scaling, scratch)
             scatter_blocks(y_tile, padded, n, rows, y, start, stride)
 
     return jit.inline(run_transposed)
@@ -320,26 +320,26 @@ def _run(key: Key) -> Any:
     has_scales = key.has_scales
 
     def run(
-        x: Any, y: Any, scales: Any, tensor_scale: Any, numbers: Any, loop: Any, part: int, parts: int, memory: Any
+        x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, part: int, parts: int, memory: Any
     ) -> None:
         """Convert part `part` of the `parts` parts of x. `memory` has room for `scratch_size` uint32. The scales have the
         order of their blocks: (outer, blocks of an axis, inner)."""
         if x.size == 1 and not has_scales:  # returned as it is
             y[0] = x[0]
             return
-        units = count_units(x.size, numbers, loop)
+        units = count_units(x.size, block_format, loop)
         first, last = part * units // parts, (part + 1) * units // parts
         if first == last:
             return
-        words = sub_blocks_at_a_time(numbers, loop)
+        words = sub_blocks_at_a_time(block_format, loop)
         steps = memory[words + TILE : 2 * words + TILE].view(np.float32)
         tiles = memory[2 * words + TILE : 2 * words + 3 * TILE]
         scratch = Scratch(memory[:words], memory[words : words + TILE], steps, tiles[:TILE], tiles[TILE:])
         scaling = Scaling(np.int64(scales.ctypes.data), np.int64(1), tensor_scale)
         if loop.inner > 1:
-            run_columns(x, y, numbers, loop, (first, last), scaling, scratch)
+            run_columns(x, y, block_format, loop, (first, last), scaling, scratch)
         else:
-            run_rows(x, y, numbers, loop, (first, last), scaling, scratch)
+            run_rows(x, y, block_format, loop, (first, last), scaling, scratch)
 
     return jit.function(run, f"run_{key.name}")
 
@@ -349,13 +349,13 @@ def _run_packed(key: Key) -> Any:
     y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
 
     def run_packed(
-        x: Any, y: Any, scales: Any, tensor_scale: Any, numbers: Any, loop: Any, part: int, parts: int, scratch: Any
+        x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, part: int, parts: int, scratch: Any
     ) -> None:
         """Do what `_run` does, for codes that are packed in bytes. All blocks are whole. `scratch` also has room for the
         elements and the codes of a piece."""
-        piece, pieces = piece_size(numbers, loop, y_per_byte), count_pieces(x.size, numbers, loop, y_per_byte)
-        block, inner, columns = numbers.block, loop.inner, piece_columns(numbers, loop, y_per_byte)
-        words = scratch_size(numbers, loop)
+        piece, pieces = piece_size(block_format, loop, y_per_byte), count_pieces(x.size, block_format, loop, y_per_byte)
+        block, inner, columns = block_format.block, loop.inner, piece_columns(block_format, loop, y_per_byte)
+        words = scratch_size(block_format, loop)
         codes, elements = scratch[words + piece :].view(np.uint8), scratch[words : words + piece].view(x_dtype)
         across = -(-inner // columns)
         for i in range(part * pieces // parts, (part + 1) * pieces // parts):
@@ -369,7 +369,15 @@ def _run_packed(key: Key) -> Any:
                         elements[unsigned(line * width) + k] = x[begin + k]
                 piece_loop, piece_scales = Loop(block, width), scales[down * inner + place * columns :]
                 convert_piece(
-                    elements[:n], codes[:n], piece_scales, tensor_scale, numbers, piece_loop, np.int64(0), np.int64(1), scratch
+                    elements[:n],
+                    codes[:n],
+                    piece_scales,
+                    tensor_scale,
+                    block_format,
+                    piece_loop,
+                    np.int64(0),
+                    np.int64(1),
+                    scratch,
                 )
                 for line in range(block):
                     begin = (start + line * inner) // y_per_byte
@@ -380,7 +388,7 @@ def _run_packed(key: Key) -> Any:
             piece_x, piece_scales = x[start : start + n], scales[start // block :]
             piece_loop = Loop(n // inner, inner)
             convert_piece(
-                piece_x, codes[:n], piece_scales, tensor_scale, numbers, piece_loop, np.int64(0), np.int64(1), scratch
+                piece_x, codes[:n], piece_scales, tensor_scale, block_format, piece_loop, np.int64(0), np.int64(1), scratch
             )
             pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
 
@@ -394,32 +402,34 @@ def _loops(key: Key) -> Loops:
     # A read-only x is given the type that the other callers use for x. Otherwise `_run` would be compiled for both types.
     writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, x_dtype)) if jit.JIT_ENABLED else lambda x: x
 
-    def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, numbers: Any, loop: Any) -> bool:
+    def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any) -> bool:
         """Convert all of x on one thread. Return whether there was enough memory."""
-        words = new_words((scratch_size(numbers, loop) + 1) // 2)
+        words = new_words((scratch_size(block_format, loop) + 1) // 2)
         has_memory = address_of(words, 0) != 0
         if has_memory:
-            convert_part(x, y, scales, tensor_scale, numbers, loop, np.int64(0), np.int64(1), words.view(np.uint32))
+            convert_part(x, y, scales, tensor_scale, block_format, loop, np.int64(0), np.int64(1), words.view(np.uint32))
         release_words(words)
         return has_memory
 
-    def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, numbers: Any, loop: Any, slices: int) -> None:
+    def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, slices: int) -> None:
         """Convert all of x on Numba's threads."""
         for i in prange(slices):
-            scratch = np.empty(scratch_size(numbers, loop), np.uint32)
-            convert_part(writeable(x), y, scales, tensor_scale, numbers, loop, np.int64(i), slices, scratch)
+            scratch = np.empty(scratch_size(block_format, loop), np.uint32)
+            convert_part(writeable(x), y, scales, tensor_scale, block_format, loop, np.int64(i), slices, scratch)
 
     def task(work_address: int, index: int) -> None:
         """Do part `index` of a node's work, on a thread of ONNX Runtime."""
         work = record_at(work_address, WORK)
-        numbers = Format(work.block, work.sub_block, work.max_shift, work.drop, work.lowest, work.highest, work.rounding_mode)
+        block_format = Format(
+            work.block, work.sub_block, work.max_shift, work.drop, work.lowest, work.highest, work.rounding_mode
+        )
         loop = Loop(work.length, work.inner)
-        size = scratch_size(numbers, loop)
+        size = scratch_size(block_format, loop)
         if is_packed:
-            pieces = count_pieces(work.size, numbers, loop, y_per_byte)
+            pieces = count_pieces(work.size, block_format, loop, y_per_byte)
             if index * pieces // work.parts == (index + 1) * pieces // work.parts:  # pieces may be larger than parts
                 return
-            size += piece_size(numbers, loop, y_per_byte) * 5 // 4 + 1
+            size += piece_size(block_format, loop, y_per_byte) * 5 // 4 + 1
         address = allocate(4 * size)
         if address == 0:
             work.has_failed = 1
@@ -427,7 +437,7 @@ def _loops(key: Key) -> Loops:
         x, y = array_at(work.x, work.size, x_dtype), array_at(work.y, -(-work.size // y_per_byte), y_dtype)
         scales = array_at(work.scales, work.size, np.uint8)  # an upper bound: there are fewer scales
         convert_part_of_task(
-            x, y, scales, work.tensor_scale, numbers, loop, index, work.parts, array_at(address, size, np.uint32)
+            x, y, scales, work.tensor_scale, block_format, loop, index, work.parts, array_at(address, size, np.uint32)
         )
         release(address)
 

@@ -46,10 +46,10 @@ def _operator(
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         x = inputs[0] or Tensor(None, None)
-        _, numbers = make_format(x.element_type or X_TYPES[0], **attributes)
+        _, block_format = make_format(x.element_type or X_TYPES[0], **attributes)
         if x.shape is not None:
             # An unknown dimension is replaced by any number.
-            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], numbers.block)
+            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], block_format.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
@@ -156,8 +156,8 @@ def quantizer(domain: str, name: str, nvidia: formats.NvidiaFormat, type_attribu
         infer([None, None], attributes)
         x_array, element_type = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, numbers = nvidia.format(element_type, attributes["block_size"], has_codes=True)
-        codes, factors = codes_and_scales(key, numbers, x_array, attributes["axis"], one(scale))
+        key, block_format = nvidia.format(element_type, attributes["block_size"], has_codes=True)
+        codes, factors = codes_and_scales(key, block_format, x_array, attributes["axis"], one(scale))
         return codes, factors.view(scales.dtype)
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> DynamicQuantize[AnyOperand]:
@@ -197,8 +197,10 @@ def _round_trip(nvidia: formats.NvidiaFormat) -> Operator:
         infer([None, None], attributes)
         x_array, _ = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, numbers = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
-        return convert(key, numbers, x_array, attributes["axis"], None, tensor_scale=one(scale))
+        key, block_format = nvidia.format(
+            element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False
+        )
+        return convert(key, block_format, x_array, attributes["axis"], None, tensor_scale=one(scale))
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
         infer([None] * len(inputs), attributes)

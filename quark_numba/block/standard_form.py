@@ -40,20 +40,22 @@ def round_trip(
 ) -> list[AnyOperand]:
     """Write BFPQuantizeDequantize or MXQuantizeDequantize, whose format `make_format` returns. An x of one element is returned
     as it is (see ``kernels.run``)."""
-    x, (key, numbers), axis = inputs[0], make_format(X_TYPES[0], **attributes), int(attributes["axis"])
+    x, (key, block_format), axis = inputs[0], make_format(X_TYPES[0], **attributes), int(attributes["axis"])
     shape, x_type = _shape(op, x), require(x.element_type, "the type of its x is not known")
     if 0 in shape or all(length == 1 for length in shape):
         return [x]
     whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
-    cut = _cut(op, value, axis % len(shape) if len(shape) > 1 else 0, numbers.block, numbers.sub_block, is_padded=True)
+    cut = _cut(
+        op, value, axis % len(shape) if len(shape) > 1 else 0, block_format.block, block_format.sub_block, is_padded=True
+    )
     if key.is_microexponent:
-        y = _microexponents(op, cut, numbers)
+        y = _microexponents(op, cut, block_format)
     elif key.element:
-        y = _floats(op, cut, key.element, numbers.drop)
+        y = _floats(op, cut, key.element, block_format.drop)
     else:
-        y = _whole_numbers(op, cut, numbers)
+        y = _whole_numbers(op, cut, block_format)
     y = cut.restore(y)
     if all(length in (None, 1) for length in shape):
         y = op("Where", op("Equal", op("Size", whole), np.array(1, np.int64)), whole, y)
@@ -91,75 +93,75 @@ def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType
     return op("Mul", signed, op("Mul", step, 1 / (least * steps)))
 
 
-def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], numbers: Format) -> AnyOperand:
+def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], block_format: Format) -> AnyOperand:
     """Write block floating point, and Microscaling formats of int8.
 
     A number that is rounded up beyond the highest one is too large by 1. HardSigmoid gives this 1, also for Inf, so that Inf
     stays."""
-    step = _powers(op, cut, 2.0**-numbers.drop)
+    step = _powers(op, cut, 2.0**-block_format.drop)
     v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
-    is_symmetric = numbers.lowest == -numbers.highest
-    if is_symmetric and numbers.rounding_mode == HALF_AWAY_FROM_ZERO:
+    is_symmetric = block_format.lowest == -block_format.highest
+    if is_symmetric and block_format.rounding_mode == HALF_AWAY_FROM_ZERO:
         number = half_away_from_zero(op, op("Abs", v))
-        number = op("Sub", number, op("HardSigmoid", number, alpha=1.0, beta=-float(numbers.highest)))
-        return _signed_product(op, number, v, step, numbers)
+        number = op("Sub", number, op("HardSigmoid", number, alpha=1.0, beta=-float(block_format.highest)))
+        return _signed_product(op, number, v, step, block_format)
     finite = op.clip(cut.blocks, -LARGEST, LARGEST)
     if is_symmetric:  # x - 0 is x; this keeps -0
-        y = op("Mul", _rounded(op, v, numbers), step)
+        y = op("Mul", _rounded(op, v, block_format), step)
         return op("Sub", y, op("Sub", finite, cut.blocks))
-    if numbers.rounding_mode == HALF_AWAY_FROM_ZERO:
-        further = op.clip(op("Add", v, op.clip(v, -0.5, 0.5)), numbers.lowest - 0.5, numbers.highest + 0.5)
+    if block_format.rounding_mode == HALF_AWAY_FROM_ZERO:
+        further = op.clip(op("Add", v, op.clip(v, -0.5, 0.5)), block_format.lowest - 0.5, block_format.highest + 0.5)
         number = op.cast(op.cast(further, INT32), FLOAT32)
     else:
-        number = _rounded(op, v, numbers)
+        number = _rounded(op, v, block_format)
     return op("Add", op("Mul", number, step), op("Sub", cut.blocks, finite))  # -0 + 0 is 0
 
 
-def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], numbers: Format) -> AnyOperand:
+def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], block_format: Format) -> AnyOperand:
     """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN.
 
     The maximum is Inf if an element is Inf, and the sum of the signs is NaN if an element is NaN."""
     kept, signs = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL), sign(op, cut.blocks, 2.0**-126)
     largest = op.reduce("ReduceMax", kept, cut.elements)
-    step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-numbers.drop)
+    step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-block_format.drop)
     axes = [cut.elements]
     if cut.has_sub_blocks:
         axes.insert(0, cut.elements - 1)
         largest = op.reduce("ReduceMax", largest, axes[0])
         step_of_block = op.reduce("ReduceMax", step, axes[0])
-        step = op("Max", step, op("Mul", step_of_block, 2.0**-numbers.max_shift))
+        step = op("Max", step, op("Mul", step_of_block, 2.0**-block_format.max_shift))
     step = op("Add", step, one_where_zero(op, largest))
     v = op("Div", op("Mul", kept, signs), step)
     nothing = op("Mul", op("Add", largest, op.reduce("ReduceSum", signs, *axes)), 0.0)  # 0, or NaN
     step = op("Add", step, nothing)
-    if numbers.rounding_mode == HALF_AWAY_FROM_ZERO:
-        number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(numbers.highest))
-        return _signed_product(op, number, v, step, numbers)
-    return op("Mul", _rounded(op, v, numbers), step)
+    if block_format.rounding_mode == HALF_AWAY_FROM_ZERO:
+        number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(block_format.highest))
+        return _signed_product(op, number, v, step, block_format)
+    return op("Mul", _rounded(op, v, block_format), step)
 
 
 def _signed_product(
-    op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, numbers: Format
+    op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, block_format: Format
 ) -> AnyOperand:
     """Return the product of `number`, the sign of v and the step. `number` is the magnitude of v, rounded to a whole number of
     steps. If it is not 0, v is at least 1/2 in magnitude."""
-    if not numbers.drop:  # twice the step may be Inf
+    if not block_format.drop:  # twice the step may be Inf
         return op("Mul", op("Mul", number, sign(op, v, 0.5)), step)
     return op("Mul", op("Mul", number, op.clip(v, -0.5, 0.5)), op("Mul", step, 2.0))
 
 
-def _rounded(op: Builder[AnyOperand], v: AnyOperand, numbers: Format) -> AnyOperand:
+def _rounded(op: Builder[AnyOperand], v: AnyOperand, block_format: Format) -> AnyOperand:
     """Return v rounded to even or half upward, within the bounds. A zero has the sign of v."""
-    if numbers.rounding_mode == HALF_TO_EVEN:
+    if block_format.rounding_mode == HALF_TO_EVEN:
         number = op("Round", v)
     else:
-        most = numbers.highest + 1.0
+        most = block_format.highest + 1.0
         v = op.clip(v, -most, most)
         number = op("Round", v)
         # If a tie was rounded down, the rest is 1/2. Every other rest is below 1/2.
         below = op("Sub", float(np.nextafter(np.float32(0.5), np.float32(0))), op("Sub", v, number))
         number = op("Sub", number, op.clip(op("Mul", below, 2.0**25), -1.0, 0.0))
-    return op.clip(number, float(numbers.lowest), float(numbers.highest))
+    return op.clip(number, float(block_format.lowest), float(block_format.highest))
 
 
 # The formats of NVIDIA.

@@ -72,8 +72,8 @@ def mx_quantize(
     """
     arguments = locals()
     x_array, element_type = block_input(x)
-    key, numbers = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
-    return codes_and_scales(key, numbers, x_array, axis)
+    key, block_format = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
+    return codes_and_scales(key, block_format, x_array, axis)
 
 
 @keeps_labels
@@ -116,8 +116,8 @@ def nvfp4_quantize(
     """
     x_array, element_type = block_input(x)
     block_size = positive("block_size", index(block_size, "block_size"))
-    key, numbers = NVIDIA_NVFP4.format(element_type, block_size, has_codes=True)
-    return codes_and_scales(key, numbers, x_array, axis, one(tensor_scale))
+    key, block_format = NVIDIA_NVFP4.format(element_type, block_size, has_codes=True)
+    return codes_and_scales(key, block_format, x_array, axis, one(tensor_scale))
 
 
 @keeps_labels
@@ -137,23 +137,23 @@ def nvfp4_dequantize(
 
 
 def codes_and_scales(
-    key: Key, numbers: Format, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE
+    key: Key, block_format: Format, x: NDArray[Any], axis: Any, tensor_scale: np.float32 = ONE
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and scales of an array of numpy or dask, for a key with codes."""
     axis = axis_of(x.shape, axis)
-    function = functools.partial(_quantize_chunk, key, numbers, tensor_scale, axis)
-    results = [Result(key.y.dtype), Result(key.scales.dtype, numbers.block)]
-    codes, scales = map_chunks(function, x, results, axis=axis, block=numbers.block)
+    function = functools.partial(_quantize_chunk, key, block_format, tensor_scale, axis)
+    results = [Result(key.y.dtype), Result(key.scales.dtype, block_format.block)]
+    codes, scales = map_chunks(function, x, results, axis=axis, block=block_format.block)
     return codes, scales
 
 
 def _quantize_chunk(
-    key: Key, numbers: Format, tensor_scale: np.float32, axis: int, x: NDArray[Any]
+    key: Key, block_format: Format, tensor_scale: np.float32, axis: int, x: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     codes = np.empty(x.shape, key.y.dtype)
-    scales = np.empty(shape_of_blocks(x.shape, axis, numbers.block), key.scales.dtype)
+    scales = np.empty(shape_of_blocks(x.shape, axis, block_format.block), key.scales.dtype)
     arrays = flat(x, key.x), flat(codes, key.y), flat(scales, key.scales).view(np.uint8)
-    TABLE[key].run(x.size, *arrays, tensor_scale, numbers, loop_of(x.shape, axis, numbers))
+    TABLE[key].run(x.size, *arrays, tensor_scale, block_format, loop_of(x.shape, axis, block_format))
     return codes, scales
 
 

@@ -25,12 +25,12 @@ from .key import Key
 
 
 @functools.cache
-def prepare_function(numbers: Format) -> Any:
+def prepare_function(block_format: Format) -> Any:
     """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if
     the format has no functions for ordinary blocks."""
-    if not has_ordinary_functions(numbers):
+    if not has_ordinary_functions(block_format):
         return None
-    max_shift = np.uint32(numbers.max_shift if numbers.sub_block < numbers.block else 0)
+    max_shift = np.uint32(block_format.max_shift if block_format.sub_block < block_format.block else 0)
 
     def prepare(largest_address: int, least_address: int, columns: int) -> Any:
         """Return whether any block is not ordinary. For each block, a 32-bit word at `largest_address` holds the largest
@@ -47,19 +47,19 @@ def prepare_function(numbers: Format) -> Any:
     return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
 
 
-def ordinary_names(key: Key, numbers: Format) -> dict[str, Any]:
+def ordinary_names(key: Key, block_format: Format) -> dict[str, Any]:
     """Return what a program needs of a format: functions of ``arithmetic`` and the numbers for them."""
     f32 = np.float32
     return {
         "measure": arithmetic.magnitude_measure(key),
         "find_anchor": arithmetic.anchor_finder(key),
-        "drop": np.int32(numbers.drop),
-        "convert": arithmetic.ordinary_converters(key)[numbers.rounding_mode],
-        "bounds": (f32(numbers.lowest), f32(numbers.highest), f32(0)),
+        "drop": np.int32(block_format.drop),
+        "convert": arithmetic.ordinary_converters(key)[block_format.rounding_mode],
+        "bounds": (f32(block_format.lowest), f32(block_format.highest), f32(0)),
     }
 
 
-def closed_function(key: Key, numbers: Format) -> Any:
+def closed_function(key: Key, block_format: Format) -> Any:
     """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
     None if even clipping at 0 alone (Relu) may give values outside of the format.
 
@@ -68,13 +68,13 @@ def closed_function(key: Key, numbers: Format) -> Any:
     type does not have all mantissa bits set, as in float8e4m3fn, that element may be above it. `lowest` has to be 0. Where
     `highest` replaces an element, `highest` is the largest element of the block. So it has to be a value of the format in such
     a block."""
-    most = key.element.highest if key.element else numbers.highest
-    bits = key.element.mantissa_bits + 1 if key.element else int(numbers.highest).bit_length()
-    if not has_ordinary_functions(numbers) or math.frexp(most)[0] != 1 - 2.0**-bits:
+    most = key.element.highest if key.element else block_format.highest
+    bits = key.element.mantissa_bits + 1 if key.element else int(block_format.highest).bit_length()
+    if not has_ordinary_functions(block_format) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
-    names = ordinary_names(key, numbers)
+    names = ordinary_names(key, block_format)
     measure, find_anchor, convert = names["measure"], names["find_anchor"], names["convert"]
-    drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(numbers.max_shift)
+    drop, bounds, mask, shift = names["drop"], names["bounds"], arithmetic.MAGNITUDE, np.uint32(block_format.max_shift)
 
     def is_closed(lowest: Any, highest: Any) -> Any:
         magnitude = measure(highest, mask)
@@ -84,7 +84,7 @@ def closed_function(key: Key, numbers: Format) -> Any:
     return jit.inline(is_closed)
 
 
-def has_ordinary_functions(numbers: Format) -> bool:
+def has_ordinary_functions(block_format: Format) -> bool:
     """Return whether the functions of ``arithmetic`` for ordinary blocks support the format."""
-    is_symmetric = numbers.lowest == -numbers.highest
-    return is_symmetric and numbers.max_shift <= arithmetic.MAX_SHIFT and numbers.rounding_mode != HALF_UPWARD
+    is_symmetric = block_format.lowest == -block_format.highest
+    return is_symmetric and block_format.max_shift <= arithmetic.MAX_SHIFT and block_format.rounding_mode != HALF_UPWARD

@@ -35,7 +35,7 @@ def kernel(program: Program) -> DeviceKernel:
         If blocks of the program have too many elements for registers.
     """
     elements, work = ElementWriter(program), work_of(program)
-    block = next((numbers.block for numbers in program.formats), 0)
+    block = next((each.block for each in program.formats), 0)
     count, units = block or COUNT, 1 if block else COUNT
     names = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
     names |= {"place_of": _place_of, "after": _after, **bind_steps(program)}

@@ -264,10 +264,10 @@ def run_chunk(work_address: int, number: int) -> None:
 
 
 @jit.function
-def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, numbers: Any) -> None:
+def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, block_format: Any) -> None:
     """Run a step that rounds to a block format on a tile, which a record TILE_WORK describes. The C function that converts any
     blocks does the work. Places of the tile without elements are set to zero first, which does not change a block."""
-    rows, filled_rows, columns, width = tile.rows, tile.filled_rows, tile.filled_columns, tile_width(numbers.block)
+    rows, filled_rows, columns, width = tile.rows, tile.filled_rows, tile.filled_columns, tile_width(block_format.block)
     x, y = array_at(x_address, rows * width, np.float32), array_at(y_address, rows * width, np.float32)
     if tile.is_unchanged:
         for i in range(unsigned(rows * width)):
@@ -280,8 +280,13 @@ def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, num
         x[i] = np.float32(0)
     work_address, work = new_record(BLOCK_WORK)
     work.x, work.y, work.size, work.parts, work.has_failed = x_address, y_address, rows * width, 1, 0
-    work.block, work.sub_block, work.max_shift, work.drop = numbers.block, numbers.sub_block, numbers.max_shift, numbers.drop
-    work.lowest, work.highest, work.rounding_mode = numbers.lowest, numbers.highest, numbers.rounding_mode
+    work.block, work.sub_block, work.max_shift, work.drop = (
+        block_format.block,
+        block_format.sub_block,
+        block_format.max_shift,
+        block_format.drop,
+    )
+    work.lowest, work.highest, work.rounding_mode = block_format.lowest, block_format.highest, block_format.rounding_mode
     work.length, work.inner = rows, width
     call(function, (work_address, 0))
     tile.has_failed |= work.has_failed

@@ -154,7 +154,7 @@ class Program(NamedTuple):
     @property
     def formats(self) -> list[Format]:
         """The numbers of the format of each of these steps."""
-        return [numbers for _, numbers in (step.block_format for step in self.block_steps)]
+        return [block_format for _, block_format in (step.block_format for step in self.block_steps)]
 
     def has_scalars(self, step: Step) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""
@@ -178,20 +178,20 @@ def parse(text: str) -> Program:
         graph = parser.parse_graph(text)
     except parser.ParseError as error:
         raise ValueError(f"program is not in ONNX's textual syntax: {error}") from None
-    numbers: dict[str, int] = {}
+    index_of: dict[str, int] = {}
     inputs: list[Input] = []
     steps: list[Step] = []
     _refuse("program", _size_faults(graph))
     for value in graph.input:
-        inputs.append(_input(value, numbers))
-        numbers[value.name] = len(numbers)
+        inputs.append(_input(value, index_of))
+        index_of[value.name] = len(index_of)
     for node in graph.node:
-        steps.append(_step(node, inputs, numbers))
-        if node.output[0] in numbers:
+        steps.append(_step(node, inputs, index_of))
+        if node.output[0] in index_of:
             raise ValueError(f"program computes {node.output[0]} twice")
-        numbers[node.output[0]] = len(numbers)
+        index_of[node.output[0]] = len(index_of)
     program = Program(tuple(inputs), tuple(steps))
-    _refuse("program", _use_faults(program, [*numbers], [value.name for value in graph.output]))
+    _refuse("program", _use_faults(program, [*index_of], [value.name for value in graph.output]))
     return program
 
 
@@ -205,10 +205,10 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _input(value: onnx.ValueInfoProto, numbers: Mapping[str, int]) -> Input:
+def _input(value: onnx.ValueInfoProto, index_of: Mapping[str, int]) -> Input:
     tensor = value.type.tensor_type
     element_type, dimensions = find(tensor.elem_type), [dimension.dim_value for dimension in tensor.shape.dim]
-    if value.name in numbers:
+    if value.name in index_of:
         raise ValueError(f"program declares input {value.name} twice")
     if element_type is None:
         raise ValueError(f"program input {value.name} has an unknown element type, number {tensor.elem_type}")
@@ -217,15 +217,15 @@ def _input(value: onnx.ValueInfoProto, numbers: Mapping[str, int]) -> Input:
     return Input(element_type, dimensions == [1])
 
 
-def _step(node: onnx.NodeProto, inputs: list[Input], numbers: Mapping[str, int]) -> Step:
+def _step(node: onnx.NodeProto, inputs: list[Input], index_of: Mapping[str, int]) -> Step:
     from onnx import helper
 
     place = f"program step {', '.join(node.output)} = {f'{node.domain}::' if node.domain else ''}{node.op_type}"
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    _refuse(place, _node_faults(node, attributes, numbers))
+    _refuse(place, _node_faults(node, attributes, index_of))
     texts = {name: value.decode("utf-8", "replace") for name, value in attributes.items() if isinstance(value, bytes)}
     all_attributes = tuple(sorted({**_DEFAULTS.get(node.op_type, {}), **attributes, **texts}.items()))
-    step = Step(node.op_type, tuple(numbers.get(name) for name in node.input), all_attributes)
+    step = Step(node.op_type, tuple(index_of.get(name) for name in node.input), all_attributes)
     try:
         faults = [*_format_faults(step), *_operand_faults(step, inputs, node.input)]
     except (TypeError, ValueError) as error:  # the attributes select no format
@@ -250,7 +250,7 @@ def _size_faults(graph: onnx.GraphProto) -> Iterator[str]:
         yield "has no steps"
 
 
-def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: Mapping[str, int]) -> Iterator[str]:
+def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], index_of: Mapping[str, int]) -> Iterator[str]:
     (fewest, most), defaults = OPERANDS.get(node.op_type, (0, 0)), _DEFAULTS.get(node.op_type, {})
     if not most or node.domain != DOMAINS.get(node.op_type, ""):
         yield f"is unknown; expected one of {', '.join(OPERANDS)}"
@@ -260,7 +260,7 @@ def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], numbers: M
         if name not in defaults or not isinstance(value, bytes if isinstance(defaults[name], str) else (int, float)):
             yield f"has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}"
     for name in node.input:
-        if name and name not in numbers:
+        if name and name not in index_of:
             yield f"has the operand {name}, which is no input or earlier result"
 
 

@@ -99,7 +99,7 @@ def has_ordinary_parts(program: Program) -> bool:
     """Return whether `ordinary_parts` can run a program. The program has to round to block formats, all of these need functions
     for ordinary blocks, and at most one size of sub-blocks may occur."""
     formats = program.formats
-    sizes = {numbers.sub_block for numbers in formats if numbers.sub_block < numbers.block}
+    sizes = {each.sub_block for each in formats if each.sub_block < each.block}
     return bool(formats) and all(map(has_ordinary_functions, formats)) and len(sizes) <= 1
 
 
@@ -140,8 +140,8 @@ def group_size(program: Program) -> int:
     """Return the number of rows of a tile of blocks that are converted together. They are whole sub-blocks of each step.
     Without sub-blocks it is two rows, so that maxima are stored only once for two rows."""
     formats = program.formats
-    rows = math.lcm(*(numbers.sub_block for numbers in formats if numbers.sub_block < numbers.block))
-    return 2 if rows == 1 and all(numbers.block % 2 == 0 for numbers in formats) else rows
+    rows = math.lcm(*(each.sub_block for each in formats if each.sub_block < each.block))
+    return 2 if rows == 1 and all(each.block % 2 == 0 for each in formats) else rows
 
 
 def _cut(program: Program, starts: Iterable[int]) -> list[range]:

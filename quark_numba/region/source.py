@@ -98,10 +98,10 @@ def bind_names(program: Program) -> dict[str, Any]:
     for number, (function, condition) in _reciprocals(program).items():
         names |= {f"by_reciprocal{number}": function, f"takes_reciprocal{number}": condition}
     for number in program.block_numbers:
-        key, numbers = program.steps[number].block_format
-        names[f"format{number}"] = numbers
+        key, block_format = program.steps[number].block_format
+        names[f"format{number}"] = block_format
         if loops.has_ordinary_parts(program):
-            ordinary = ordinary_names(key, numbers) | {"is_closed": closed_function(key, numbers)}
+            ordinary = ordinary_names(key, block_format) | {"is_closed": closed_function(key, block_format)}
             names |= {f"{name}{number}": value for name, value in ordinary.items()}
     return names
 
@@ -212,7 +212,7 @@ class BlockWriter:
         self.elements = elements
         self.parts, self.buffer_count = loops.ordinary_parts(program)
         self.formats = {number: program.steps[number].block_format for number in program.block_numbers}
-        block, self.sub_block = program.formats[0].block, min(numbers.sub_block for numbers in program.formats)
+        block, self.sub_block = program.formats[0].block, min(each.sub_block for each in program.formats)
         self.width, self.group_size = tile_width(block), loops.group_size(program)
         self.rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self.sub_block}
         self.buffers_end = block * self.width * self.buffer_count
@@ -232,8 +232,8 @@ class BlockWriter:
 
     def has_sub_blocks(self, number: int) -> bool:
         """Return whether the blocks of a step are divided into sub-blocks."""
-        numbers = self.formats[number][1]
-        return numbers.sub_block < numbers.block
+        block_format = self.formats[number][1]
+        return block_format.sub_block < block_format.block
 
     def _write_loop(self, loop: LoopBody) -> list[str]:
         """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
@@ -308,7 +308,7 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.program, self.elements = program, ElementWriter(program)
-        self.tile = next((tile_width(numbers.block) * numbers.block for numbers in program.formats), TILE)  # elements, at most
+        self.tile = next((tile_width(each.block) * each.block for each in program.formats), TILE)  # elements, at most
         self.parts, self.buffer_count = loops.exact_parts(program)
         self.ordinary = BlockWriter(program, self.elements) if loops.has_ordinary_parts(program) else None
         if self.ordinary:
