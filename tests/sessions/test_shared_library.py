@@ -20,6 +20,7 @@ from onnx_models import one_node, session
 from unicorn import arm64_const, x86_const
 
 import quark_numba
+from quark_numba.compiling import cache
 from quark_numba.ort import native
 from quark_numba.ort.library import elf, load, pe
 
@@ -235,6 +236,7 @@ def test_a_kept_file_that_another_process_has_just_written(loaded, tmp_path, mon
 
 @needs_extensions
 def test_extensions_where_no_folder_can_be_written(no_library, tmp_path):
+    cache.place()  # kernels stay where other tests have them
     (tmp_path / "file").write_bytes(b"")
     no_library.setattr(sysconfig, "get_platform", lambda: "win-amd64")
     no_library.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
