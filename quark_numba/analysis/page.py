@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ModelError, counted
 from . import html_tables, result_tables
 from .experiments.histograms import Histogram
-from .results import Analysis
+from .results import Analysis, tables_of_outputs
 
 # The colours of two series. Readers can tell them apart in light and dark mode, and with either kind of colour blindness. In
 # plots they are replaced by the page's CSS variables, so that the plots follow the reader's mode.
@@ -55,7 +55,7 @@ def page(analysis: Analysis, title: str) -> str:
 
 
 def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
-    yield html_tables.as_html(analysis.tables_of_outputs())
+    yield html_tables.as_html(tables_of_outputs(analysis))
     yield html_tables.section(
         "Through the model",
         _profile(pyplot, analysis),

@@ -51,31 +51,10 @@ class Evaluation:
         return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
 
     def __str__(self) -> str:
-        return as_text([*self.tables(), *result_tables.left_out(self.failed)])
+        return as_text([*tables_of_evaluation(self), *result_tables.left_out(self.failed)])
 
     def _repr_html_(self) -> str:
-        return as_html([*self.tables(), *result_tables.left_out(self.failed)])
-
-    def tables(self) -> Iterator[Table]:
-        """Yield the tables of the command."""
-        yield result_tables.outputs("Quantized model, against the reference", self.outputs)
-        yield from result_tables.not_compared(self.not_compared)
-        yield Table("", ["", ""], self._figures())
-        yield from result_tables.reasons("Outputs without an accuracy", "output", self.not_labelled)
-
-    def _figures(self) -> list[list[str]]:
-        """Return the names and values of the figures that do not belong to one output."""
-        return [
-            ["samples", f"{self.samples} in {counted(self.batches, 'batch', 'batches')}"],
-            ["samples a second", f"{self.samples_per_second:.0f}"],
-            ["samples a second, reference", f"{self.reference_samples_per_second:.0f}"],
-            *([name, f"{value:.6g}"] for name, value in self.metrics.items()),
-            *(
-                [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
-                for output in self.outputs
-                if output.ignored
-            ),
-        ]
+        return as_html([*tables_of_evaluation(self), *result_tables.left_out(self.failed)])
 
 
 @dataclass(repr=False)
@@ -118,24 +97,49 @@ class Analysis:
         return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
 
     def __str__(self) -> str:
-        return as_text([*self.tables(result_tables.TOP), *result_tables.left_out(self.failed)])
+        return as_text([*tables_of_analysis(self, result_tables.TOP), *result_tables.left_out(self.failed)])
 
     def _repr_html_(self) -> str:
-        return as_html([*self.tables(), *result_tables.left_out(self.failed)])
+        return as_html([*tables_of_analysis(self), *result_tables.left_out(self.failed)])
 
-    def tables(self, top: int | None = None) -> Iterator[Table]:
-        """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
-        yield from self.tables_of_outputs()
-        yield result_tables.tensors(self.tensors, self.samples, top)
-        yield from result_tables.effects(self.sweep, top)
-        yield from result_tables.trade_offs(self.trade_offs)
-        yield from result_tables.unmatched(self.unmatched, top)
 
-    def tables_of_outputs(self) -> Iterator[Table]:
-        yield result_tables.outputs("Quantized model, against the reference", self.outputs)
-        yield from result_tables.not_compared(self.not_compared)
-        if self.twin:
-            yield result_tables.outputs("Without its quantization nodes, against the reference", self.twin)
-        if any(row.sqnr_db != math.inf for row in self.optimizations):
-            title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
-            yield result_tables.outputs(title, self.optimizations)
+def tables_of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
+    """Yield the tables of the command."""
+    yield result_tables.outputs("Quantized model, against the reference", evaluation.outputs)
+    yield from result_tables.not_compared(evaluation.not_compared)
+    yield Table("", ["", ""], _figures(evaluation))
+    yield from result_tables.reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
+
+
+def _figures(evaluation: Evaluation) -> list[list[str]]:
+    """Return the names and values of the figures that do not belong to one output."""
+    return [
+        ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
+        ["samples a second", f"{evaluation.samples_per_second:.0f}"],
+        ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
+        *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
+        *(
+            [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
+            for output in evaluation.outputs
+            if output.ignored
+        ),
+    ]
+
+
+def tables_of_analysis(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
+    """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
+    yield from tables_of_outputs(analysis)
+    yield result_tables.tensors(analysis.tensors, analysis.samples, top)
+    yield from result_tables.effects(analysis.sweep, top)
+    yield from result_tables.trade_offs(analysis.trade_offs)
+    yield from result_tables.unmatched(analysis.unmatched, top)
+
+
+def tables_of_outputs(analysis: Analysis) -> Iterator[Table]:
+    yield result_tables.outputs("Quantized model, against the reference", analysis.outputs)
+    yield from result_tables.not_compared(analysis.not_compared)
+    if analysis.twin:
+        yield result_tables.outputs("Without its quantization nodes, against the reference", analysis.twin)
+    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
+        title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
+        yield result_tables.outputs(title, analysis.optimizations)

@@ -75,6 +75,7 @@ def _formats() -> Iterable[str]:
 def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
+    from ..analysis.results import tables_of_analysis
     from ..models import files
 
     arguments.check_written(options, "csv", "html", "exclude_config", "resume")
@@ -103,7 +104,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
-        print_tables(analysis.tables(options.top))
+        print_tables(tables_of_analysis(analysis, options.top))
     return fails_below(options, analysis)
 
 

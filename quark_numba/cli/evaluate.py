@@ -72,6 +72,7 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
 
 def _evaluate(options: argparse.Namespace) -> int:
     from ..analysis.evaluate import evaluate
+    from ..analysis.results import tables_of_evaluation
     from ..running.data import load_function
 
     arguments.check_written(options, "resume")
@@ -94,7 +95,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **fields})
     else:
-        print_tables(evaluation.tables())
+        print_tables(tables_of_evaluation(evaluation))
     return fails_below(options, evaluation)
 
 
