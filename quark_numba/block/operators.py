@@ -55,9 +55,8 @@ def _operator(
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        returns_own = formats.is_idempotent(
-            *make_format(X_TYPES[0], **attributes)
-        )  # raises ValueError if an attribute is invalid
+        # Raises ValueError if an attribute is invalid.
+        returns_own = formats.is_idempotent(*make_format(X_TYPES[0], **attributes))
         return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes), returns_own)
 
     return Operator(

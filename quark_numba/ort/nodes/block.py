@@ -44,15 +44,15 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """Return the kernel's key, the axis and the numbers of the format. Raise ValueError if an attribute is invalid."""
     numbers = {"axis": attributes["axis"]}
     if operator.newest_name in FORMATS:
-        key, format_numbers = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
+        key, block_format = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
         numbers |= {"has_bit_width": "bit_width" in attributes, "is_microexponent": key.is_microexponent}
     else:
         operator.infer([Tensor(element_type, None) for element_type in overload.inputs], attributes)
         (nvidia,) = (known for known in NVIDIA_FORMATS if known.name in operator.formats)
         has_codes = len(operator.outputs) > 1
-        key, format_numbers = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
+        key, block_format = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
         numbers |= {"is_of_whole_blocks": 1, "has_tensor_scale": len(operator.inputs) > 1, "has_codes": has_codes}
-    return context.Selection(key, numbers | format_numbers._asdict())
+    return context.Selection(key, numbers | block_format._asdict())
 
 
 def settle(state_address: int, values_address: int) -> int:

@@ -96,7 +96,9 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is `program`
         "program": TABLE[key].task,
         "functions": tuple(
-            function for block_key, numbers in formats for function in (prepare_function(numbers), BLOCK_TABLE[block_key].task)
+            function
+            for block_key, block_format in formats
+            for function in (prepare_function(block_format), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
             None if axis is None else widen_function(x.element_type, dtype.type)
