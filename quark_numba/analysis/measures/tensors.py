@@ -136,10 +136,10 @@ def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, hig
 def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
     if not x.size:
         return 0
-    blocks, (length, inner) = form.blocks, form.layout(x.shape)
-    numbers = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop, length, inner
+    block_format, (length, inner) = form.block_format, form.layout(x.shape)
+    numbers = block_format.block, block_format.sub_block, block_format.max_shift, block_format.drop, length, inner
     # An element that is beyond the last step by no more than half a step is rounded to it.
-    highest = blocks.highest + 0.5 if form.is_whole else float(blocks.highest)
+    highest = block_format.highest + 0.5 if form.is_whole else float(block_format.highest)
     count: int = _kernel("saturated_in_blocks")(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
     return count
 

@@ -124,13 +124,13 @@ class Block(Form):
     type: str
     bits: float
     parameters: dict[str, Any]
-    blocks: Format
+    block_format: Format
     is_whole: bool  # elements are whole numbers of steps
     axis: int
 
     def layout(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return (length, inner) of the shape (outer, length, inner) in which the kernels see x."""
-        _, length, inner = block_shape(shape, self.axis, self.blocks.block)
+        _, length, inner = block_shape(shape, self.axis, self.block_format.block)
         return length, inner
 
 
@@ -159,8 +159,8 @@ def block_form(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]
     if meaning.operator not in BLOCK_FORMATS:
         return Codeless(meaning.format, meaning.bits, parameters, apply)
     attributes = {name: value for name, value in meaning.attributes.items() if name != "axis"}
-    key, blocks = BLOCK_FORMATS[meaning.operator](FLOAT32, **attributes)
-    return Block(meaning.format, meaning.bits, parameters, blocks, key.element is None, meaning.axis)
+    key, block_format = BLOCK_FORMATS[meaning.operator](FLOAT32, **attributes)
+    return Block(meaning.format, meaning.bits, parameters, block_format, key.element is None, meaning.axis)
 
 
 def fake_quantization_form(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Codeless:
