@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
-from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
+from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
 from .granularity import FAULTS, Format, Loop, block_shape
 from .key import X_TYPES, Key
 
@@ -75,9 +74,17 @@ def bfp_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    arguments = locals()
     x_array, element_type = block_input(x)
-    key, block_format = bfp_format(element_type, **attribute_values(arguments, BFP_ATTRIBUTES))
+    attributes = attribute_values(
+        bfp_method=bfp_method,
+        bit_width=bit_width,
+        block_size=block_size,
+        rounding_mode=rounding_mode,
+        sub_block_size=sub_block_size,
+        sub_block_shift_bits=sub_block_shift_bits,
+        convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
+    )
+    key, block_format = bfp_format(element_type, **attributes)
     return convert(key, block_format, x_array, axis, out)
 
 
@@ -120,16 +127,16 @@ def mx_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    arguments = locals()
     x_array, element_type = block_input(x)
-    key, block_format = mx_format(element_type, **attribute_values(arguments, MX_ATTRIBUTES))
+    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
+    key, block_format = mx_format(element_type, **attributes)
     return convert(key, block_format, x_array, axis, out)
 
 
-def attribute_values(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of attributes of these names for the arguments of a call."""
-    values = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
-    return {name: values[name](arguments[name]) if name in values else index(arguments[name], name) for name in names}
+def attribute_values(**arguments: Any) -> dict[str, Any]:
+    """Return the values of a node's attributes for arguments of a call, which have their names."""
+    convert = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
+    return {name: convert[name](value) if name in convert else index(value, name) for name, value in arguments.items()}
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:

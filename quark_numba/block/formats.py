@@ -18,13 +18,6 @@ MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.value
 # The number of fraction bits of int8 in Microscaling formats.
 INT8_FRACTION_BITS = 6
 
-# The attributes of both operators that describe a format.
-BFP_ATTRIBUTES = (
-    *("bfp_method", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits"),
-    "convert_to_bfloat_before_bfp",
-)
-MX_ATTRIBUTES = ("element_dtype", "block_size", "rounding_mode")
-
 # The values of the attribute bfp_method, and whether they mean MicroeXponents.
 BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
 
@@ -54,7 +47,7 @@ def bfp_format(
     convert_to_bfloat_before_bfp: int,
     axis: int = 0,
 ) -> tuple[Key, Format]:
-    """Return the key of a kernel and the numbers of the format for attributes of BFPQuantizeDequantize. `axis` has no
+    """Return the key of a kernel and the format for attributes of BFPQuantizeDequantize. `axis` has no
     effect on them. Raise ValueError if an attribute is invalid."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
@@ -84,7 +77,7 @@ def bfp_fields(
 
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int, axis: int = 0) -> tuple[Key, Format]:
-    """Return the key of a kernel and the numbers of the format for attributes of MXQuantizeDequantize. `axis` has no
+    """Return the key of a kernel and the format for attributes of MXQuantizeDequantize. `axis` has no
     effect on them. Raise ValueError if an attribute is invalid."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -98,7 +91,7 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
 
 
 def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tuple[Key, Format]:
-    """Return the key of a kernel and the numbers of the format for the codes of a Microscaling format."""
+    """Return the key of a kernel and the format for the codes of a Microscaling format."""
     _one_of("scale_rule", scale_rule, SCALE_RULES)
     key, block_format = mx_format(x, **attributes)
     return key._replace(rule=scale_rule, has_codes=True), block_format

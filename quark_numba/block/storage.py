@@ -15,7 +15,7 @@ from ..element_types import FLOAT8E8M0, INT8, ElementType
 from ..linear.calls import dequantize
 from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, loop_of, shape_of_blocks
 from .dispatch import TABLE
-from .formats import INT8_FRACTION_BITS, MX_ATTRIBUTES, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
+from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
 from .granularity import FAULTS, SCALE, Format
 from .key import FLOAT4E2M1, FLOAT8E4M3FN, X_TYPES, Key
 
@@ -70,9 +70,9 @@ def mx_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected.
     """
-    arguments = locals()
     x_array, element_type = block_input(x)
-    key, block_format = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(arguments, MX_ATTRIBUTES))
+    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
+    key, block_format = mx_codes_format(element_type, scale_rule=scale_rule, **attributes)
     return codes_and_scales(key, block_format, x_array, axis)
 
 
