@@ -105,7 +105,7 @@ def interruptions() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def in_order_on(
+def results_in_order(
     client: Any, make: Callable[[], Callable[[Batch], Any]], batches: Iterable[Batch], functions: Iterable[Any]
 ) -> Iterator[tuple[Batch, Any]]:
     """Yield each batch with its result, in the order of the data. `make` is called once in each worker and returns the function
@@ -122,41 +122,53 @@ def in_order_on(
         client.register_plugin(recipe, name=name)
     most = _AHEAD * max(1, sum(client.nthreads().values()))
     waiting: deque[tuple[list[Batch], Any]] = deque()
-    is_shared, size = True, 1  # whether workers find the files; the number of batches in a task
-    numbers = itertools.count()
+    iterator = iter(batches)
+    try:
+        with interruptions() as check:
+            tasks = _Tasks(client, name, check)
+            while group := [*itertools.islice(iterator, tasks.batches)]:
+                waiting.append((group, tasks.submit(group)))
+                if len(waiting) > most:
+                    yield from tasks.results(*waiting.popleft())
+            while waiting:
+                yield from tasks.results(*waiting.popleft())
+    finally:
+        with suppress(Exception):  # the cluster may be gone
+            client.unregister_worker_plugin(name)
 
-    def submit(group: list[Batch]) -> Any:
-        batches = group if is_shared else [*map(_loaded, group)]
-        return client.submit(_run, name, batches, key=f"{name}-{next(numbers)}", pure=False)
 
-    def results(group: list[Batch], future: Any) -> Iterator[tuple[Batch, Any]]:
-        nonlocal is_shared, size
-        result = _result(future, check)
+class _Tasks:
+    """The tasks of one run on a cluster. A task runs a group of batches. `recipe` is the name of the workers' plugin, and
+    `check` raises KeyboardInterrupt after Ctrl-C."""
+
+    def __init__(self, client: Any, recipe: str, check: Callable[[], None]) -> None:
+        self.client, self.recipe, self.check = client, recipe, check
+        self.workers_have_files = True  # until one does not
+        self.batches = 1  # the number of batches for the next task
+        self.numbers = itertools.count()
+
+    def submit(self, group: list[Batch]) -> Any:
+        """Return the future of a task that runs a group."""
+        batches = group if self.workers_have_files else [*map(_loaded, group)]
+        return self.client.submit(_run, self.recipe, batches, key=f"{self.recipe}-{next(self.numbers)}", pure=False)
+
+    def results(self, group: list[Batch], future: Any) -> Iterator[tuple[Batch, Any]]:
+        """Yield the batches of a group with their results, when its task is done."""
+        result = _result(future, self.check)
         if result == _NOT_HERE:
-            is_shared = False
-            result = _result(submit(group), check)
+            self.workers_have_files = False
+            result = _result(self.submit(group), self.check)
         if not isinstance(result, ModelError):
             seconds, sums = result
-            size = max(1, min(_MAX_BATCHES, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
+            self.batches = 1
+            if self.workers_have_files and group[0].file:
+                self.batches = max(1, min(_MAX_BATCHES, int(_SECONDS * len(group) / seconds)))
             yield from zip(group, sums, strict=True)
         elif len(group) == 1:
             yield group[0], result
         else:  # perhaps one batch is at fault: each runs alone
             for batch in group:
-                yield from results([batch], submit([batch]))
-
-    iterator = iter(batches)
-    try:
-        with interruptions() as check:
-            while group := [*itertools.islice(iterator, size)]:
-                waiting.append((group, submit(group)))
-                if len(waiting) > most:
-                    yield from results(*waiting.popleft())
-            while waiting:
-                yield from results(*waiting.popleft())
-    finally:
-        with suppress(Exception):  # the cluster may be gone
-            client.unregister_worker_plugin(name)
+                yield from self.results([batch], self.submit([batch]))
 
 
 def _pickled(make: Any, functions: Iterable[Any]) -> bytes:

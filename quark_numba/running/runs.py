@@ -256,6 +256,6 @@ class Runner:
             in_turn = (batch.in_turn() for batch in batches)
             yield from in_order(lambda batch: (batch, run(batch)), in_turn, threads, stopped)
         else:
-            from .cluster import in_order_on
+            from .cluster import results_in_order
 
-            yield from in_order_on(self._client, functools.partial(_outcomes_of, work), batches, self.functions)
+            yield from results_in_order(self._client, functools.partial(_outcomes_of, work), batches, self.functions)
