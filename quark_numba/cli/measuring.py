@@ -8,7 +8,7 @@ import json
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,25 +137,26 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
 
 
 def latencies(
-    sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, update: Callable[..., None]
-) -> list[float]:
-    """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns. `update` updates
-    a progress bar."""
+    sessions: Mapping[str, onnxruntime.InferenceSession], inputs: Arrays, runs: int, update: Callable[..., None]
+) -> dict[str, float]:
+    """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns. `update` updates a
+    progress bar."""
     # The turns of a session: whether the turn is timed, and its number of runs.
     blocks = [(False, _WARM_UP), *((True, 1 + min(_BLOCK, runs - start)) for start in range(0, runs, _BLOCK))]
     update(total=len(sessions) * sum(block for _, block in blocks))
-    contenders = [
-        (session, [y.name for y in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
-    ]
+    outputs = {name: [y.name for y in session.get_outputs()] for name, session in sessions.items()}
+    arrays = {name: feeds(session, inputs) for name, session in sessions.items()}
+    times: dict[str, list[float]] = {name: [] for name in sessions}
     for timed, block in blocks:
-        for session, names, arrays, seconds in contenders:
+        for name, session in sessions.items():
+            seconds = times[name]
             for _ in range(block):
                 start = time.perf_counter()
-                results(session, names, arrays)
+                results(session, outputs[name], arrays[name])
                 seconds.append(time.perf_counter() - start)
                 update(advance=1)
             if timed:
                 del seconds[-block]  # the first run of a block finds the caches full of another session's data
             else:
                 seconds.clear()
-    return [float(np.median(seconds)) for *_, seconds in contenders]
+    return {name: float(np.median(seconds)) for name, seconds in times.items()}

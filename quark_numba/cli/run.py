@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -51,22 +51,21 @@ def _run(options: argparse.Namespace) -> int:
     from .inventory import quantization_nodes
 
     arguments.check_written(options, "save_outputs")
-    models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
-    nodes = models[0][1]
+    nodes = {path: quantization_nodes(path) for path in (options.model, options.reference) if path}
     if not options.json:
         rows = [
             [node.operator, node.element_type, str(node.count), f"{node.run_by}: {node.why}" if node.why else node.run_by]
-            for node in nodes
+            for node in nodes[options.model]
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
-    report, outputs, optimized = _measure(options, models)
+    report, outputs, optimized = _measure(options, nodes)
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs)
     if options.expected:
         report["expected"] = _compare_with_file(options, outputs)
     if options.json:
-        json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes]
+        json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes[options.model]]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
         _print(options, report, optimized)
@@ -74,19 +73,20 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(
-    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
+    options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNodes]]
 ) -> tuple[dict[str, Any], Arrays, Artifact | None]:
-    """Run the models, given as paths and quantization nodes. Return --json's report without the comparison with --expected, the
-    outputs of the first model for the first batch, and that model in its optimized form, if the options ask for it."""
+    """Run the model, its optimized form and the reference, as far as the options ask for them. `nodes` are the quantization
+    nodes by the path of the model. Return --json's report without the comparison with --expected, the outputs of the model for
+    the first batch, and the optimized model, if there is one."""
     from ..running.sessions import run
     from . import measuring
 
     with ExitStack() as stack:
-        sessions, loads, optimized = _load(options, models, stack)
+        sessions, times, optimized = _load(options, nodes, stack)
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
-        batches = arguments.batches_of(options, sessions[0])
+        batches = arguments.batches_of(options, sessions["model"])
         inputs = _first_batch(options, batches)
-        outputs = [run(session, inputs) for session in sessions]
+        outputs = {contender: run(session, inputs) for contender, session in sessions.items()}
         with progress("running") as update:
             medians = measuring.latencies(sessions, inputs, options.runs, update)
         count, comparison = _compare_batches(options, sessions, outputs, batches)
@@ -94,10 +94,13 @@ def _measure(
             "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
             "batches": count,
             "threads": options.threads or "default",
-            "providers": sessions[0].get_providers(),
+            "providers": sessions["model"].get_providers(),
         }
-    times = [load | {"median_seconds": median} for load, median in zip(loads, medians, strict=True)]
-    return report | _report_times(options, times, optimized, comparison), outputs[0], optimized
+    for contender, median in medians.items():
+        times[contender]["median_seconds"] = median
+        if options.reference:
+            times[contender]["latency_ratio"] = median / medians["reference"]
+    return report | _report_models(options, times, optimized, comparison), outputs["model"], optimized
 
 
 def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
@@ -110,65 +113,65 @@ def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arra
 
 def _compare_batches(
     options: argparse.Namespace,
-    sessions: list[onnxruntime.InferenceSession],
-    outputs: Sequence[Arrays],
+    sessions: Mapping[str, onnxruntime.InferenceSession],
+    outputs: Mapping[str, Arrays],
     others: Iterator[Arrays],
 ) -> tuple[int, Comparison | None]:
-    """Run the model on the batches after the first one, whose `outputs` by all sessions are known. Return the number of all
-    batches, and the comparison with the reference, which is the last session, if there is one."""
+    """Run the model on the batches after the first one, whose `outputs` are known. Return the number of all batches, and the
+    comparison with the reference, if there is one."""
     from ..analysis.measures.outputs import compare
     from ..analysis.twin import float_twin
     from ..analysis.twin.random_nodes import random_outputs
     from ..running.sessions import run
 
-    random: dict[str, str] = {}
+    count, comparison = 1, None
     if options.reference:
-        random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
-    chosen = [name for name in outputs[0] if name not in random]
-    comparison = compare(outputs[0], outputs[-1], chosen) if options.reference else None
-    count = 1
+        pair = float_twin.load_pair(options.model, options.reference, whole=False)
+        random = random_outputs(*pair, [*outputs["model"]])
+        chosen = [name for name in outputs["model"] if name not in random]
+        comparison = compare(outputs["model"], outputs["reference"], chosen)
     with progress("running the other batches"):
         for batch in others:
             count += 1
-            y = run(sessions[0], batch)
+            y = run(sessions["model"], batch)
             if comparison:
-                comparison.add(compare(y, run(sessions[-1], batch), chosen))
+                comparison.add(compare(y, run(sessions["reference"], batch), chosen))
     if comparison:
         comparison.reasons |= random
     return count, comparison
 
 
-def _report_times(
-    options: argparse.Namespace, times: list[dict[str, Any]], optimized: Artifact | None, comparison: Comparison | None
+def _report_models(
+    options: argparse.Namespace, times: dict[str, dict[str, Any]], optimized: Artifact | None, comparison: Comparison | None
 ) -> dict[str, Any]:
-    """Return the part of --json's report about the models, from its parts about their sessions and the comparison with the
+    """Return the part of --json's report about the models, from its parts about their times and the comparison with the
     reference."""
-    latencies = [timed["median_seconds"] for timed in times]
-    ratios = [{"latency_ratio": latency / latencies[-1]} if options.reference else {} for latency in latencies]
-    report = {name: times[0][name] for name in ("load_seconds", "median_seconds")}
+    report = {name: times["model"][name] for name in ("load_seconds", "median_seconds")}
     if optimized and arguments.has_other_providers(options):
         report |= optimized.report()
     elif optimized:
-        report["optimized"] = times[1] | optimized.report() | ratios[1]
+        report["optimized"] = times["optimized"] | optimized.report()
     if comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
-        report["reference"] = times[-1] | ratios[0] | compared
+        report["reference"] = times["reference"] | {"latency_ratio": times["model"]["latency_ratio"]} | compared
     return report
 
 
 def _load(
-    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]], stack: ExitStack
-) -> tuple[list[onnxruntime.InferenceSession], list[dict[str, Any]], Artifact | None]:
-    """Return sessions of the models, including the optimized form of the first one if the options ask for that, the part of
-    --json's report about each, and that optimized model. Its files exist until the stack is closed."""
+    options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNodes]], stack: ExitStack
+) -> tuple[dict[str, onnxruntime.InferenceSession], dict[str, dict[str, Any]], Artifact | None]:
+    """Return sessions of the contenders "model", "optimized" and "reference", as far as the options ask for them; the parts of
+    --json's report about them; and the optimized model, if there is one, whose files exist until the stack is closed."""
     from . import measuring
 
     has_others = arguments.has_other_providers(options)
-    contenders = [(*model, has_others) for model in models]
+    contenders = {"model": (options.model, has_others)}
     if options.optimize:
-        contenders.insert(1, (*models[0], True))
-    sessions, loads, artifacts = [], [], []
-    for path, nodes, is_optimized in contenders:
+        contenders["optimized"] = options.model, True
+    if options.reference:
+        contenders["reference"] = options.reference, has_others
+    sessions, times, artifacts = {}, {}, []
+    for contender, (path, is_optimized) in contenders.items():
         with progress(f"loading {path}{' optimized' * is_optimized}"):
             start = time.perf_counter()
             how: dict[str, Any] = {"threads": options.threads, "providers": options.providers}
@@ -176,10 +179,10 @@ def _load(
             if is_optimized:
                 optimized = stack.enter_context(measuring.optimized(path, cache=options.cache, providers=options.providers))
                 artifacts.append(optimized)
-            sessions.append(measuring.create_session(path, nodes, optimized=optimized, **how))
-            name = path + ", optimized" * (is_optimized and not has_others)
-            loads.append({"model": name, "load_seconds": time.perf_counter() - start})
-    return sessions, loads, artifacts[0] if artifacts else None
+            sessions[contender] = measuring.create_session(path, nodes[path], optimized=optimized, **how)
+            name = path + ", optimized" * (contender == "optimized" and not has_others)
+            times[contender] = {"model": name, "load_seconds": time.perf_counter() - start}
+    return sessions, times, artifacts[0] if artifacts else None
 
 
 def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
