@@ -345,52 +345,55 @@ def _run(key: Key) -> Any:
 
 
 def _run_packed(key: Key) -> Any:
-    convert_piece, pack = _run(key), packing.regroup_function(key.y.bits, 8)
-    y_per_byte, x_dtype = 8 // key.y.bits, key.x.storage.type
+    convert, pack = _run(key), packing.regroup_function(key.y.bits, 8)
+    y_per_byte, x_dtype, whole = 8 // key.y.bits, key.x.storage.type, (np.int64(0), np.int64(1))
+
+    def convert_rows(
+        i: int, x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, codes: Any, scratch: Any
+    ) -> None:
+        """Convert piece `i`, which is one or more whole rows of blocks."""
+        piece = piece_size(block_format, loop, y_per_byte)
+        start = i * piece
+        n = min(piece, x.size - start)
+        rows, row_scales = Loop(n // loop.inner, loop.inner), scales[start // block_format.block :]
+        convert(x[start : start + n], codes[:n], row_scales, tensor_scale, block_format, rows, *whole, scratch)
+        pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
+
+    def convert_columns(
+        i: int, x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, codes: Any, scratch: Any
+    ) -> None:
+        """Convert piece `i`, which is some columns of one row of blocks. `convert` takes a copy of them, without the columns
+        beside them."""
+        block, inner, columns = block_format.block, loop.inner, piece_columns(block_format, loop, y_per_byte)
+        row, place = divmod(i, -(-inner // columns))
+        start, width = row * block * inner + place * columns, min(columns, inner - place * columns)
+        words, n = scratch_size(block_format, loop), block * width
+        elements = scratch[words : words + n].view(x_dtype)
+        for line in range(block):
+            begin = unsigned(start + line * inner)
+            for k in range(unsigned(width)):
+                elements[unsigned(line * width) + k] = x[begin + k]
+        piece_scales = scales[row * inner + place * columns :]
+        convert(elements[:n], codes[:n], piece_scales, tensor_scale, block_format, Loop(block, width), *whole, scratch)
+        for line in range(block):
+            begin = (start + line * inner) // y_per_byte
+            pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // y_per_byte)])
+
+    by_rows = jit.function(convert_rows, f"convert_rows_{key.name}")
+    by_columns = jit.function(convert_columns, f"convert_columns_{key.name}")
 
     def run_packed(
         x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, part: int, parts: int, scratch: Any
     ) -> None:
-        """Do what `_run` does, for codes that are packed in bytes. All blocks are whole. `scratch` also has room for the
-        elements and the codes of a piece."""
-        piece, pieces = piece_size(block_format, loop, y_per_byte), count_pieces(x.size, block_format, loop, y_per_byte)
-        block, inner, columns = block_format.block, loop.inner, piece_columns(block_format, loop, y_per_byte)
-        words = scratch_size(block_format, loop)
-        codes, elements = scratch[words + piece :].view(np.uint8), scratch[words : words + piece].view(x_dtype)
-        across = -(-inner // columns)
+        """Do what `_run` does, for codes that are packed in bytes, piece by piece. All blocks are whole. `scratch` also has
+        room for the elements and the codes of a piece."""
+        pieces = count_pieces(x.size, block_format, loop, y_per_byte)
+        codes = scratch[scratch_size(block_format, loop) + piece_size(block_format, loop, y_per_byte) :].view(np.uint8)
         for i in range(part * pieces // parts, (part + 1) * pieces // parts):
-            if columns < inner:
-                down, place = divmod(i, across)
-                start, width = down * block * inner + place * columns, min(columns, inner - place * columns)
-                n = block * width
-                for line in range(block):
-                    begin = unsigned(start + line * inner)
-                    for k in range(unsigned(width)):
-                        elements[unsigned(line * width) + k] = x[begin + k]
-                piece_loop, piece_scales = Loop(block, width), scales[down * inner + place * columns :]
-                convert_piece(
-                    elements[:n],
-                    codes[:n],
-                    piece_scales,
-                    tensor_scale,
-                    block_format,
-                    piece_loop,
-                    np.int64(0),
-                    np.int64(1),
-                    scratch,
-                )
-                for line in range(block):
-                    begin = (start + line * inner) // y_per_byte
-                    pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // y_per_byte)])
-                continue
-            start = i * piece
-            n = min(piece, x.size - start)
-            piece_x, piece_scales = x[start : start + n], scales[start // block :]
-            piece_loop = Loop(n // inner, inner)
-            convert_piece(
-                piece_x, codes[:n], piece_scales, tensor_scale, block_format, piece_loop, np.int64(0), np.int64(1), scratch
-            )
-            pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
+            if piece_columns(block_format, loop, y_per_byte) < loop.inner:
+                by_columns(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
+            else:
+                by_rows(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
 
     return jit.function(run_packed, f"run_packed_{key.name}")
 

@@ -98,19 +98,18 @@ def _convert_parameters(widen: int, itemsize: int, source: int, source_count: in
         target = owned = allocate(size)
         if target == 0:
             return 0, 0
-    words = array_at(target, size // 4, np.int32)
-    done = 0
+    words, written = array_at(target, size // 4, np.int32), 0
     if source:
-        done = source_count if source_count < count else count
+        read = source_count if source_count < count else count
+        written = read * itemsize // 4
         if widen:
-            call(widen, (source, target, done))
-        done *= itemsize // 4
-        if widen == 0:
-            codes = array_at(source, done, np.int32)
-            for i in range(done):
+            call(widen, (source, target, read))
+        else:
+            codes = array_at(source, written, np.int32)
+            for i in range(written):
                 words[i] = codes[i]
-    for i in range(done, words.size):
-        words[i] = words[i - done] if source else 0
+    for i in range(written, words.size):
+        words[i] = words[i - written] if source else 0
     return target, owned
 
 
