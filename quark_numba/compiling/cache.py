@@ -1,13 +1,12 @@
-"""The cache of compiled functions on disk. A function has a file, whose name changes with the sources of the function.
+"""The cache of compiled functions on disk. It has three kinds of files:
 
-Numba's own cache loads damaged files without a check and fails on a full disk. This cache verifies a checksum when it reads,
-and a function whose file cannot be written is used without a file. Files are code, so whoever can write to the folder can run
-code in this process.
+- A function for C: an object file, which LLVM loads without Numba.
+- A function for Python: a pickle of what Numba has compiled.
+- A record: JSON that this package computed once and needs at each start. It may name functions for C by their references.
 
-A file of a function for C is an object file, which LLVM loads without Numba. One of a function for Python is a pickle of what
-Numba has compiled. A record is a file of JSON: what this package computed once and needs at each start. It depends on the whole
-package. It may name functions for C by their references, so that a process which finds a record needs nothing else of the
-package to have its functions."""
+The name of a function's file has a digest of its sources, and that of a record a digest of the whole package: changed sources
+have another file. Unlike Numba's own cache, this one verifies a checksum when it reads, and goes on without a file that cannot
+be written. Files are code, so whoever can write to the folder can run code in this process."""
 
 from __future__ import annotations
 

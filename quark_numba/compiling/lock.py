@@ -134,13 +134,13 @@ def _finish() -> None:
         pass
 
 
-# A lock under which threads of this package start and enter Python (``callbacks``). A fork waits for it, for two reasons:
+# Threads of this package hold this lock while they start and while they enter Python (``callbacks``). A fork waits for it,
+# because os.fork does not wait for two other locks, and a child would find them as they were:
 #
-# - A thread that Python did not start takes the lock of Python's list of thread states when it enters Python, before it has the
-#   interpreter's lock. os.fork does not wait for that lock, and the child of Python 3.11 may then wait for it forever (CPython
-#   issue 112275).
-# - For a new thread glibc reuses the stack of an earlier one, and frees memory that belonged to it. os.fork does not wait for
-#   this either. If a fork happens in between, a child that starts a thread frees the same memory again.
+# - Python's list of thread states has a lock. A thread that Python did not start takes it when it enters Python. The child of
+#   Python 3.11 may wait for it forever (CPython issue 112275).
+# - glibc gives a new thread the stack of an earlier one, and frees memory that belonged to that. In a child of a fork in
+#   between, the next thread frees the same memory again.
 #
 # The fork waits in C, where no signal handler can run, and without the interpreter's lock, which tracemalloc takes for each
 # allocation.
