@@ -41,7 +41,7 @@ STANDARD_TYPES, EXTENDED_TYPES = (
 @dataclass(frozen=True)
 class Case:
     operation: str
-    row: ElementType
+    element_type: ElementType
     granularity: str
     shape: tuple[int, ...]
     scale_shape: tuple[int, ...] = ()
@@ -54,8 +54,12 @@ class Case:
         return prod(self.shape)
 
     @property
+    def label(self) -> str:
+        return f"{self.operation} {self.element_type.name}"
+
+    @property
     def group(self) -> str:
-        return f"{self.operation} {self.row.name}, {self.granularity}, {self.size} elements, threads: {self.threads}"
+        return f"{self.label}, {self.granularity}, {self.size} elements, threads: {self.threads}"
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -64,18 +68,18 @@ class Case:
     @property
     def is_extended(self) -> bool:
         """Return whether Quark's operators have the case."""
-        return self.row in EXTENDED_TYPES and not self.block_size
+        return self.element_type in EXTENDED_TYPES and not self.block_size
 
     @property
     def is_quick(self) -> bool:
-        return self.row.name in ("uint8", "bfloat16") and self.size in (1 << 10, 1 << 16)
+        return self.element_type.name in ("uint8", "bfloat16") and self.size in (1 << 10, 1 << 16)
 
 
 def cases() -> Iterator[Case]:
     for operation in ("quantize", "dequantize"):
-        for row in types("quantize", "quantized"):
+        for element_type in types("quantize", "quantized"):
             for size in SIZES.values():
-                yield Case(operation, row, PER_TENSOR, (size,))
+                yield Case(operation, element_type, PER_TENSOR, (size,))
         for name in ("uint8", "int8"):
             yield Case(operation, find(name), PER_TENSOR, (1 << 16,), threads=1)
         for name in GRANULAR_TYPES:
@@ -152,7 +156,7 @@ def arrays(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(case.shape, np.float32) * np.float32(3)
     scale = rng.uniform(0.04, 0.06, case.scale_shape).astype(np.float32)
-    zero_point = np.zeros(case.scale_shape, case.row.dtype)
+    zero_point = np.zeros(case.scale_shape, case.element_type.dtype)
     if case.operation == "dequantize":
         x = quantize(x, scale, zero_point, **case.attributes)
     return x, scale, zero_point

@@ -1,4 +1,4 @@
-"""Measure `evaluate` in one, two and four worker processes, and write the table into RESULTS.md."""
+"""Measure `evaluate` in one, two and four worker processes, and write the tables into RESULTS.md."""
 
 import shutil
 import tempfile
@@ -15,16 +15,19 @@ from quark_numba import Execution
 
 MODELS = Path(__file__).parents[1] / "tests" / "models"
 BATCHES, TURNS = 240, 2
+# The first batches, during which processes start and sessions are created. The rates are those of the others.
+STARTING = BATCHES // 6
 MACHINES = (1, 10, 100)
 
 
 def run(folder: Path, workers: int | None) -> dict[str, float]:
-    """Return seconds: from the end of the first batch to the end of the last, and for each batch the time of ONNX Runtime's
-    runs and of this process, which runs the scheduler and adds up the sums."""
+    """Return seconds: until the end of the first sixth of the batches (`start`), and for each batch after it the time between
+    two ends (`batch`) and the processor time of this process, which runs the scheduler and adds up the sums (`own`); for each of
+    all batches, the time of ONNX Runtime's runs (`runtime`). `samples` are those in a batch."""
     marks: list[tuple[float, float]] = []
 
     def tick(done: int, total: int | None) -> None:
-        if done in (BATCHES // 6, BATCHES):
+        if done in (STARTING, BATCHES):
             marks.append((time.perf_counter(), time.process_time()))
 
     start = time.perf_counter()
@@ -35,7 +38,7 @@ def run(folder: Path, workers: int | None) -> dict[str, float]:
         execution=Execution(threads=1, workers=workers, progress=tick),
     )
     (first, first_cpu), (last, last_cpu) = marks
-    count = BATCHES - BATCHES // 6
+    count = BATCHES - STARTING
     in_runtime = found.samples / found.samples_per_second + found.samples / found.reference_samples_per_second
     return {
         "start": first - start,

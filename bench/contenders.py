@@ -33,7 +33,7 @@ class Contender:
 
 def _model(case: Case, domain: str):
     attributes = {name: value for name, value in case.attributes.items() if name == "axis" or not domain}
-    return one_node(case.operation, case.row.name, domain=domain, opset=ONNX_RUNTIMES_OPSET, attributes=attributes)
+    return one_node(case.operation, case.element_type.name, domain=domain, opset=ONNX_RUNTIMES_OPSET, attributes=attributes)
 
 
 def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptions], object]) -> Callable[[], object]:
@@ -68,7 +68,7 @@ def _native_per_tensor(case: Case) -> Callable[[], object]:
 
 
 def _has_native(case: Case) -> bool:
-    return case.row.has_tensors()
+    return case.element_type.has_tensors()
 
 
 def _extensions(case: Case) -> Callable[[], object]:
@@ -108,20 +108,21 @@ def _reference(case: Case) -> Callable[[], object]:
 
 
 def _has_reference(case: Case) -> bool:
-    return case.row in STANDARD_TYPES and case.row.has_tensors() and case.size <= 1 << 20
+    return case.element_type in STANDARD_TYPES and case.element_type.has_tensors() and case.size <= 1 << 20
 
 
 def _numpy(case: Case) -> Callable[[], object]:
     """Return the case as one writes it with numpy and the casts of ml_dtypes, per tensor."""
     x, scale, zero_point = arrays(case)
-    dtype, row = case.row.dtype, case.row
-    wide = np.float64 if row.bits == 32 else np.float32
+    element_type = case.element_type
+    wide = np.float64 if element_type.bits == 32 else np.float32
     if case.operation == "dequantize":
         return lambda: (x.astype(wide) - zero_point.astype(wide)).astype(np.float32) * scale
-    if row.is_integer:
+    dtype, lowest, highest = element_type.dtype, element_type.lowest, element_type.highest
+    if element_type.is_integer:
         zero = zero_point.astype(wide)
-        return lambda: np.clip(np.rint(x / scale) + zero, row.lowest, row.highest).astype(dtype)
-    return lambda: np.clip(x / scale, row.lowest, row.highest).astype(dtype)
+        return lambda: np.clip(np.rint(x / scale) + zero, lowest, highest).astype(dtype)
+    return lambda: np.clip(x / scale, lowest, highest).astype(dtype)
 
 
 # PyTorch's nearest operation: its quantized tensors, or a division and a cast.
@@ -142,7 +143,7 @@ def _torch(case: Case) -> Callable[[], object]:
     torch.set_num_threads(case.threads)
     x, scale, _ = arrays(case)
     scale = float(scale)
-    name = case.row.name
+    name = case.element_type.name
     if name in _TORCH_QUANTIZED:
         dtype = getattr(torch, _TORCH_QUANTIZED[name])
         if case.operation == "quantize":
@@ -160,7 +161,7 @@ def _torch(case: Case) -> Callable[[], object]:
 
 def _has_torch(case: Case) -> bool:
     names = {**_TORCH_QUANTIZED, **_TORCH_CAST}
-    return bool(importlib.util.find_spec("torch")) and case.row.name in names and not case.scale_shape
+    return bool(importlib.util.find_spec("torch")) and case.element_type.name in names and not case.scale_shape
 
 
 @numba.njit(parallel=True, nogil=True)
@@ -172,7 +173,8 @@ def _copy_slices(source, target, slices):
 
 def _copy(case: Case) -> Callable[[], object]:
     """Return a copy that reads as many bytes as the case's x has, and writes as many as y has."""
-    bits = 32 + (case.row.bits if case.row.is_packed else case.row.dtype.itemsize * 8)
+    element_type = case.element_type
+    bits = 32 + (element_type.bits if element_type.is_packed else element_type.dtype.itemsize * 8)
     return copy_call(case.size * bits // 16, case.threads)
 
 
@@ -184,10 +186,10 @@ def copy_call(nbytes: int, threads: int) -> Callable[[], object]:
 
 
 CONTENDERS = (
-    Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.row.name), _onnxruntime),
+    Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.element_type.name), _onnxruntime),
     Contender(DROP_IN, _has_native, _native),
     Contender(f"{DROP_IN}, per tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
-    Contender(f"{DROP_IN}, extensions", lambda case: case.is_extended and extensions.carries(case.row), _extensions),
+    Contender(f"{DROP_IN}, extensions", lambda case: case.is_extended and extensions.carries(case.element_type), _extensions),
     Contender("direct call", lambda case: True, _direct),
     Contender("ReferenceEvaluator", _has_reference, _reference),
     Contender("numpy, ml_dtypes", lambda case: not case.scale_shape, _numpy),

@@ -14,7 +14,7 @@ DROP_IN, SESSION = "drop-in session", "InferenceSession"
 
 MODELS = Path(__file__).parent.parent / "tests" / "models"
 
-# A call that only computes; None if the contender is not here.
+# A call that only computes; None if the contender is not available.
 Run = Callable[[], object] | None
 
 
@@ -27,7 +27,7 @@ def measure(benchmark, group: str, contender: str, prepare: Callable[[], Run]) -
         if run:
             run()
     if runs[contender] is None:
-        pytest.skip(f"{contender} is not here")
+        pytest.skip(f"{contender} is not available")
     benchmark.group = group
     benchmark.extra_info |= {"contender": contender}
     benchmark(runs[contender])

@@ -68,7 +68,7 @@ def test_model_briefly(benchmark, name, contender):
     measure(benchmark, f"beside Quark: {name}, threads: 2", contender, partial(_run, name, contender, 2))
 
 
-@pytest.mark.skipif(not HAS_QUARK, reason="amd-quark and torch are not here")
+@pytest.mark.skipif(not HAS_QUARK, reason="amd-quark and torch are not installed")
 @pytest.mark.parametrize("configuration", FINE_TUNED)
 @pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("contender", [QUARK, DROP_IN])
