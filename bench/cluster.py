@@ -4,11 +4,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from pages import digits, table, write_part
+from pages import digits, table, this_machine, write_part
 
 import quark_numba
 from quark_numba import Execution
@@ -21,9 +22,12 @@ MACHINES = (1, 10, 100)
 
 
 def run(folder: Path, workers: int | None) -> dict[str, float]:
-    """Return seconds: until the end of the first sixth of the batches (`start`), and for each batch after it the time between
-    two ends (`batch`) and the processor time of this process, which runs the scheduler and adds up the sums (`own`); for each of
-    all batches, the time of ONNX Runtime's runs (`runtime`). `samples` are those in a batch."""
+    """Return seconds, and the samples in a batch.
+
+    `start` is the time until the first sixth of the batches is done. For each later batch, `batch` is the time, and `own` the
+    processor time of this process, which runs the scheduler and adds up the sums. `runtime` is the time of ONNX Runtime's runs,
+    for each of all batches.
+    """
     marks: list[tuple[float, float]] = []
 
     def tick(done: int, total: int | None) -> None:
@@ -64,6 +68,7 @@ def measured() -> dict[int | None, dict[str, float]]:
 
 def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
     """Yield the lines of the tables."""
+    yield f"{this_machine()}; {date.today()}: medians of {TURNS} turns.\n"
     header = ["processes", "samples a second", "ONNX Runtime, ms a batch", "overhead of a worker, ms a batch"]
     header += ["first process, ms a batch", "time of the first sixth, s"]
     rows = []

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 from architectures import ARCHITECTURES, architecture, quantized
 from measuring import DROP_IN, MODELS, SESSION, session_options
-from pages import digits, table, write_part
+from pages import digits, table, this_machine, write_part
 
 import quark_numba
 
@@ -105,8 +105,8 @@ def milliseconds(made: dict[str, Session], provider: str, batch: int) -> dict[st
     return {name: 1000 * median(each) for name, each in times.items()}
 
 
-def machine(provider: str) -> str:
-    """Return what the runs were on: the GPU of CUDA's provider and its driver's version, as the driver names them."""
+def device(provider: str) -> str:
+    """Return what the provider runs on: the GPU of CUDA's provider and its driver's version, as the driver names them."""
     if provider.startswith(("CUDA", "Tensorrt")) and shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
@@ -135,7 +135,8 @@ def main() -> None:
             rows += rows_of(name, batch, milliseconds(made, given.provider, batch), ways)
             print(*rows[-1], sep=", ", flush=True)
     lines = [
-        f"{machine(given.provider)}, CPU threads: {given.threads}, onnxruntime {onnxruntime.__version__}, {date.today()}.",
+        f"{this_machine()}; {device(given.provider)}, CPU threads: {given.threads},",
+        f"onnxruntime {onnxruntime.__version__}, {date.today()}.",
         f"Multiples of the float model's latency on the same provider (less is better): medians of {ROUNDS} runs, in turns.",
         "",
         *table(["model", "batch", "variant", "float model", *ways], rows),

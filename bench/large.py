@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from pages import digits, table, write_part
+from pages import digits, table, this_machine, write_part
 
 WEIGHTS = "weights.data"
 
@@ -45,7 +45,7 @@ class Size:
 
 SIZES = (Size(0.27, 1024, 3, 14_000), Size(1, 2048, 4, 11_000), Size(3, 2048, 14, 11_000), Size(8, 4096, 9, 16_000))
 
-FORMATS = ("float", "bf16", "int8", "mxfp4")
+FLOAT, *FORMATS = ("float", "bf16", "int8", "mxfp4")
 
 
 class Decoder:
@@ -163,8 +163,8 @@ def write(size: Size, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / WEIGHTS, "wb") as file:
         decoder = Decoder(size, file)
-    for name in FORMATS:
-        model = decoder.model if name == "float" else quantized(decoder, name)
+    for name in (FLOAT, *FORMATS):
+        model = decoder.model if name == FLOAT else quantized(decoder, name)
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
 
 
@@ -235,7 +235,7 @@ def _evaluate(path: Path, threads: int) -> None:
 
 # What is measured: a label, the function and the file that it is given.
 CASES = {
-    "float": ("float model, plain ONNX Runtime", _float, "{}.onnx"),
+    FLOAT: ("float model, plain ONNX Runtime", _float, "{}.onnx"),
     "registered": ("drop-in session", _registered, "{}.onnx"),
     "own": ("`InferenceSession`", _own, "{}.onnx"),
     "kept": ("the same, from the cache", _kept, "{}.onnx"),
@@ -251,7 +251,7 @@ def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
     """Return the figures of this process: memory in MB, time in seconds, and a digest of the outputs."""
     import onnxruntime  # noqa: F401
 
-    if case != "float":
+    if case != FLOAT:
         import quark_numba
 
         quark_numba.get_library_path()
@@ -285,14 +285,15 @@ def measured(case: str, path: Path, threads: int) -> dict[str, Any]:
 
 
 def measurements(size: Size, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name in options.formats:
+    """Yield the medians of each case, or its error. The float model is always the first one: others are compared with it."""
+    for name in (FLOAT, *options.formats):
         for case, (_, _, path) in CASES.items():
-            if case not in options.cases or (case == "float") != (name == "float"):
+            if (case == FLOAT) != (name == FLOAT) or case not in (FLOAT, *options.cases):
                 continue
             if case == "kept":
                 measured(case, folder / path.format(name), options.threads)  # which fills the cache
             rounds = [measured(case, folder / path.format(name), options.threads) for _ in range(options.rounds)]
-            found = {
+            found = next((each for each in rounds if "error" in each), None) or {
                 key: value if isinstance(value, str) else median(each[key] for each in rounds)
                 for key, value in rounds[0].items()
             }
@@ -302,34 +303,47 @@ def measurements(size: Size, folder: Path, options: argparse.Namespace) -> Itera
             each.unlink()
 
 
+# The columns of the tables: what is measured, and the factor of its unit.
+COLUMNS = {
+    "peak": ("peak of loading, MB", 1),
+    "loaded": ("loaded, MB", 1),
+    "runs_peak": ("peak with runs, MB", 1),
+    "cpu": ("loading, processor s", 1),
+    "run": ("a run, ms", 1e3),
+}
+
+
 def _text(found: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the tables, one for each size."""
     names = ("numba", "onnxruntime", "onnx", "onnx-ir")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    yield f"{versions}; {date.today()}. Ratios are to the float model in plain ONNX Runtime; less is better.\n"
-    columns = ["peak of loading, MB", "loaded, MB", "after runs, MB", "loading, CPU s", "a run, ms"]
+    yield f"{this_machine()}; {versions}; {date.today()}."
+    yield "In brackets: multiples of the float model in plain ONNX Runtime (less is better).\n"
     for size in dict.fromkeys(each["size"] for each in found):
-        of_size = [each for each in found if each["size"] == size]
-        reference = next(each for each in of_size if each["case"] == "float")
-        rows = []
-        for row in of_size:
-            label = CASES[row["case"]][0]
-            cells = [label if row is reference else f"{row['format']}: {label}"]
-            for key, unit in (("peak", 1), ("loaded", 1), ("runs_peak", 1), ("cpu", 1), ("run", 1e3)):
-                if "error" in row or key not in row:
-                    cells.append(row.get("error", ""))
-                    continue
-                ratio = "" if row is reference or row["case"] == "optimize" else f" ({digits(row[key] / reference[key])})"
-                cells.append(f"{digits(unit * row[key])}{ratio}")
-            rows.append(cells)
-        yield from table([f"{size:g} GB", *columns], rows)
+        reference, *others = [each for each in found if each["size"] == size]
+        rows = [[CASES[FLOAT][0], *_cells(reference, {})]]
+        for row in others:
+            label = f"{row['format']}: {CASES[row['case']][0]}"
+            rows.append([label, *_cells(row, {} if row["case"] == "optimize" else reference)])
+        yield from table([f"{size:g} GB", *(column for column, _ in COLUMNS.values())], rows)
+
+
+def _cells(row: dict[str, Any], reference: dict[str, Any]) -> Iterator[str]:
+    """Yield the cells of a row: what was measured, and in brackets its multiple of the reference's if that has it."""
+    for key, (_, factor) in COLUMNS.items():
+        if key not in row:
+            yield row.get("error", "")
+        else:
+            ratio = f" ({digits(row[key] / reference[key])})" if key in reference else ""
+            yield f"{digits(factor * row[key])}{ratio}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1], help="of 0.27, 1 (the default), 3 and 8 GB")
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    sizes = [size.gigabytes for size in SIZES]
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1], choices=sizes, help="in GB; default: 1")
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS, help="besides the float model")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, help="besides that of the float model")
     parser.add_argument("--rounds", type=int, default=3, help="how often to measure, for medians")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the models stay; default: a temporary folder")

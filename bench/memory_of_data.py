@@ -1,4 +1,4 @@
-"""Measure the memory that data in files take in `evaluate` and `analyze`, and write the table into RESULTS.md.
+"""Measure the memory that data in files take in `evaluate` and `analyze`, and write the tables into RESULTS.md.
 
 The model quantizes its input once. Each measurement is a process of its own: the largest resident memory of a run over a file,
 less that of one thread over an array in memory, for each thread, in batches. Needs Linux."""
@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from pages import digits, table, write_part
+from pages import digits, table, this_machine, write_part
 
 ROWS, COLUMNS, BATCHES, TURNS = 2048, 1024, 24, 1
 MEGABYTES = ROWS * COLUMNS * 4 / 2**20
@@ -76,7 +77,7 @@ def lines(folder: Path) -> Iterator[str]:
     for file, form in FORMS.items():
         more = [(measured(folder, *column, file) - own[column]) / MEGABYTES for column in columns]
         rows.append([form, *map(digits, more)])
-    yield f"{BATCHES} batches of {MEGABYTES:.0f} MB.\n"
+    yield f"{this_machine()}; {date.today()}: {BATCHES} batches of {MEGABYTES:.0f} MB.\n"
     yield from table(["MB (less is better)", *header], [["an array in memory", *(digits(own[column]) for column in columns)]])
     yield from table(["batches more than that", *header], rows)
 

@@ -1,5 +1,6 @@
 """Tables in Markdown, and the parts of pages that programs write."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10
 from pathlib import Path
@@ -41,3 +42,14 @@ def with_part(text: str, part: str, lines: Iterable[str], program: str = "report
 def write_part(part: str, lines: Iterable[str], program: str) -> None:
     """Write a part of RESULTS.md."""
     RESULTS.write_text(with_part(RESULTS.read_text(encoding="utf-8"), part, lines, program), encoding="utf-8")
+
+
+def machine_name(brand: str, count: int) -> str:
+    return f"{brand}, {count} processors"
+
+
+def this_machine() -> str:
+    """Return the name of this machine, as the kept results have it."""
+    import cpuinfo  # only here: it would count in the memory that programs measure
+
+    return machine_name(cpuinfo.get_cpu_info()["brand_raw"], os.cpu_count())
