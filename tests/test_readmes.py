@@ -15,8 +15,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import charts
+import findings
+import kept_results
+import pages
 import pytest
+import quantities
 import report
+import tables
 
 import quark_numba
 from quark_numba import cli
@@ -310,7 +316,7 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
 def test_the_numbers_of_the_benchmarks_are_those_of_their_results(path):
-    assert report.written(path) == text_of(path)
+    assert report.written(path, kept_results.read_all()) == text_of(path)
 
 
 def texts_of(chart):
@@ -319,8 +325,8 @@ def texts_of(chart):
 
 
 def test_the_charts_of_the_benchmarks_are_drawn_from_their_results(tmp_path):
-    report.draw(tmp_path)
-    for name in report.CHARTS:
+    charts.draw(tmp_path, kept_results.read_all())
+    for name in charts.CHARTS:
         assert texts_of(tmp_path / name) == texts_of(ROOT / "bench" / name)
         assert len(texts_of(tmp_path / name)) > 10
 
@@ -339,11 +345,12 @@ def run_of(tmp_path, turns):
 
 def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     turns = [("g", "float", 3.0), ("g", "Quark's library", 9.0), ("g", "float", 2.0), ("g", "Quark's library", 10.0)]
-    ((name, kept),) = report.results_of(run_of(tmp_path, turns))
+    ((name, kept),) = kept_results.results_of(run_of(tmp_path, turns))
     assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "Quark's library": 9.0}})
-    said = "the best of 2 turns; the slowest took 31% longer (median)"
-    assert said in report._machine(report.Results(kept))
-    assert said in next(report._note(report.Results(kept)))
+    said = "Each time is the best of 2 turns, between which it varies by some 31%."
+    results = kept_results.Results(kept)
+    assert tables.run_line(results) == f"Run of [2026-11-27](#runs) (a processor, 2 processors). {said}\n"
+    assert next(findings.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
 
 
 @pytest.mark.parametrize(
@@ -356,17 +363,17 @@ def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     ],
 )
 def test_a_run_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch, capsys, one, two, is_kept):
-    monkeypatch.setattr(report, "KEPT", tmp_path / "results")
+    monkeypatch.setattr(kept_results, "KEPT", tmp_path / "results")
     turns = [("m, threads: 1", "float", one), ("m, threads: 2", "float", two), ("loading m", "float", 1.0)]
-    assert report.keep(run_of(tmp_path, turns)) == is_kept
+    assert kept_results.keep(run_of(tmp_path, turns)) == is_kept
     assert (tmp_path / "results" / "a.json").exists() == is_kept
     assert ("m: 10 ms on one thread, 12 ms on two" in capsys.readouterr().out) == (not is_kept)
 
 
 def test_a_run_without_a_kept_contender_is_not_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "KEPT", tmp_path / "results")
-    assert report.keep(run_of(tmp_path, [("g", "float", 2.0), ("g", "Quark's library", 9.0)]))
-    assert not report.keep(run_of(tmp_path, [("g", "float", 1.0)]))
+    monkeypatch.setattr(kept_results, "KEPT", tmp_path / "results")
+    assert kept_results.keep(run_of(tmp_path, [("g", "float", 2.0), ("g", "Quark's library", 9.0)]))
+    assert not kept_results.keep(run_of(tmp_path, [("g", "float", 1.0)]))
     assert "no Quark's library" in capsys.readouterr().out
     assert '"float": 2.0' in text_of(tmp_path / "results" / "a.json")
 
@@ -376,11 +383,11 @@ def test_a_run_without_a_kept_contender_is_not_kept(tmp_path, monkeypatch, capsy
     [(0.0045, "0.0045"), (0.996, "1.0"), (1.96, "2.0"), (9.96, "10"), (188.7, "190"), (13629, "14,000"), (0, "0")],
 )
 def test_numbers_of_the_benchmarks_have_two_significant_digits(number, text):
-    assert report.digits(number) == text
+    assert pages.digits(number) == text
 
 
 def test_tables_are_aligned_in_their_source():
-    lines = report.table(["model", "ms", "why"], [["a", "1.5", "[it](#is)"], ["a long one", "", "slow"]])
+    lines = pages.table(["model", "ms", "why"], [["a", "1.5", "[it](#is)"], ["a long one", "", "slow"]])
     assert [*lines] == [
         "| model      |  ms | why       |",
         "| ---------- | --: | --------- |",
@@ -401,16 +408,16 @@ def rows_of(text, column):
 
 
 def test_the_first_readme_has_the_times_beside_quarks_library():
-    details = rows_of(text_of(report.RESULTS), "speed-up of InferenceSession over Quark's library")
-    details = [row for row in details if re.fullmatch("textline_cls.*threads: 1", row[report.MODEL])]
+    details = rows_of(text_of(pages.RESULTS), "speed-up of InferenceSession over Quark's library")
+    details = [row for row in details if re.fullmatch("textline_cls.*threads: 1", row[quantities.RELATIVE_LATENCY])]
     expected = [(row["speed-up of InferenceSession over Quark's library"], row["InferenceSession"]) for row in details]
-    front = rows_of(text_of(ROOT / "README.md"), report.FRONT_COLUMNS[0])
-    assert [tuple(row[column] for column in report.FRONT_COLUMNS) for row in front] == expected
+    front = rows_of(text_of(ROOT / "README.md"), findings.FRONT_COLUMNS[0])
+    assert [tuple(row[column] for column in findings.FRONT_COLUMNS) for row in front] == expected
     assert len(expected) == 7
 
 
 def test_the_first_readme_has_the_start_up_times_of_the_benchmarks():
-    content = json.loads(text_of(report.KEPT / "start_up.json"))["seconds"]
+    content = json.loads(text_of(kept_results.KEPT / "start_up.json"))["seconds"]
     seconds = [content["start-up, cache empty"][f"InferenceSession, {name} model"] for name in ("bf16", "MX9")]
     found = re.search(r"`InferenceSession` .* takes ([\d.]+) s \(bfloat16\) or ([\d.]+) s \(MX9\)", text_of(ROOT / "README.md"))
     assert [float(each) for each in found.groups()] == pytest.approx(seconds, rel=0.05)

@@ -1,0 +1,226 @@
+"""The sentences and tables of all other pages: what the kept results say, taken together."""
+
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import models_of_onnx
+from architectures import ARCHITECTURES
+from beside_quark import FLOAT, FORMATS, QUARK
+from kept_results import Kept, Results
+from measuring import DROP_IN, SESSION
+from models_of_onnx import ONNX_RUNTIME
+from models_of_quantizers import NAMES
+from pages import FRONT, PERFORMANCE, README, SESSIONS, digits, table
+from quantities import (
+    BLOCK_TYPES,
+    EMPTY,
+    FILLED,
+    RANGES,
+    RELATIVE_LATENCY,
+    TYPES,
+    classifier_group,
+    joined,
+    operators_per_tensor,
+    optimized,
+    range_in_quarks_types,
+    range_of,
+    range_of_ratios,
+    range_text,
+    ranges_of_models,
+    ratio,
+    statistic,
+)
+
+FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", RELATIVE_LATENCY)
+KEEPING = f"{SESSION} with cache=True"
+# An optimized model is called as fast as the float model up to this multiple of its latency.
+AS_FAST = 1.1
+# The files with all models, and which of their contenders are `InferenceSession`.
+OUR_SESSIONS: dict[str, Callable[[str], bool]] = {
+    "speed_beside_quark": lambda who: who == SESSION,
+    "speed_of_real_models": lambda who: who.endswith(optimized("")),
+    "speed_of_onnx_models": lambda who: who == models_of_onnx.OURS,
+}
+
+
+def measured_line(*results: Results) -> Iterator[str]:
+    """Yield on which machines results were measured, and what their times are."""
+    machines = dict.fromkeys(each.machine for each in results)
+    yield f"Measured on {' and on '.join(machines)}. {statistic(*results)}"
+    yield ""
+
+
+# bench/README.md
+
+
+def classifier_finding(kept: Kept) -> Iterator[str]:
+    """Yield what a drop-in session and `InferenceSession` gain for the classifier, on one thread."""
+    results = kept["speed_beside_quark"]
+    groups = [results.groups[classifier_group(each)] for each in FORMATS]
+    rows = []
+    for who in (DROP_IN, SESSION):
+        faster, slower = ([g[a] / g[b] for g in groups] for a, b in ((QUARK, who), (who, FLOAT)))
+        rows.append([who, *(range_text(range_of(each)) for each in (faster, slower))])
+    yield from table(["classifier, on one thread", *FRONT_COLUMNS], rows)
+    yield from measured_line(results)
+
+
+def models_finding(kept: Kept) -> Iterator[str]:
+    """Yield how all models compare with their float models."""
+    ratios = [*_ratios_in_our_session(kept)]
+    share = sum(each <= AS_FAST for each in ratios) / len(ratios)
+    yield f"In `InferenceSession`, {share:.0%} of {len(ratios)} latencies are at most {AS_FAST} × the float model's"
+    yield f"(the median is {digits(median(ratios))} ×), and all are at most {digits(max(ratios))} ×."
+    yield "These are all models in Quark's types and in ONNX's operators, float8 included, on one thread and on two."
+    others = range_of_ratios(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
+    yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
+    yield f"they take {range_text(others)}."
+    yield ""
+    yield "![Latency of all models in InferenceSession](models.svg)"
+    yield ""
+    yield from table(
+        [RELATIVE_LATENCY, *RANGES], [[model, *map(range_text, ranges)] for model, ranges in ranges_of_models(kept)]
+    )
+    pairs = [[(name, who) for name in models_of_onnx.NAMES if name.endswith("float8")] for who in (SESSION, ONNX_RUNTIME)]
+    ours, theirs = (range_text(range_of_ratios(kept["speed_of_onnx_models"], each)) for each in pairs)
+    yield f"Models in ONNX's float8 are not in the chart and the table: they take {ours} in `InferenceSession`,"
+    yield f"and {theirs} in ONNX Runtime alone."
+    yield ""
+    yield from measured_line(*(kept[file] for file in OUR_SESSIONS))
+
+
+def _ratios_in_our_session(kept: Kept) -> Iterator[float]:
+    """Yield the multiple of the float model's time of each model in `InferenceSession`, on one thread and on two."""
+    for file, is_ours in OUR_SESSIONS.items():
+        for group, seconds in kept[file].groups.items():
+            if "threads" in group and FLOAT in seconds:
+                yield from (each / seconds[FLOAT] for who, each in seconds.items() if is_ours(who))
+
+
+def operators_finding(kept: Kept) -> Iterator[str]:
+    """Yield how fast operators are, and how much faster than ONNX Runtime's."""
+    results = kept["operators"]
+    cases = operators_per_tensor()
+    pairs = [(case.size, results.get(case.group, DROP_IN), results.get(case.group, "onnxruntime")) for case in cases]
+    rates = [size / ours / 1e9 for size, ours, _ in pairs if ours]
+    faster = [theirs / ours for _, ours, theirs in pairs if ours and theirs]
+    yield f"A drop-in session's operator converts {range_text(range_of(rates), '')} billion elements a second"
+    yield f"(of a million, per tensor, on two threads). It is {range_text(range_of(faster), ' times')} as fast as"
+    yield f"ONNX Runtime's own operator, depending on the type; half of the types gain at least {digits(median(faster))} times."
+    yield ""
+    yield from measured_line(results)
+
+
+def machines_finding(kept: Kept) -> Iterator[str]:
+    """Yield the machines of all runs."""
+    machines = dict.fromkeys(each.machine for each in kept.values())
+    yield f"The kept results come from {'these machines' if len(machines) > 1 else 'this machine'}: {'; '.join(machines)}."
+    yield ""
+
+
+# bench/PERFORMANCE.md
+
+
+def targets_finding(kept: Kept) -> Iterator[str]:
+    """Yield what misses its target, and why."""
+    models = ("classifier", *ARCHITECTURES)
+    slow = ("transformer", "byte classifier", "voice detector")
+    others, start_up, operators = (kept[each] for each in ("speed_of_other_operators", "start_up", "operators"))
+    drop_in = joined(range_in_quarks_types(kept, each, TYPES, is_drop_in=True) for each in models)
+    blocks = joined(range_in_quarks_types(kept, each, BLOCK_TYPES) for each in models)
+    slow_models = joined(range_in_quarks_types(kept, each, TYPES) for each in slow)
+    lstm = range_of(results[DROP_IN] / results["onnxruntime"] for group, results in others.groups.items() if "LSTM" in group)
+    rows = [
+        ["drop-in session, 16 and 32 bits", "2.0 ×", range_text(drop_in), "[weights rounded in each run](#drop-in-sessions)"],
+        ["`InferenceSession`, block formats", "1.15 ×", range_text(blocks), "[transposing and rounding](#block-formats)"],
+        [
+            f"`InferenceSession`, 16 and 32 bits: {', '.join(slow)}",
+            "1.0 ×",
+            range_text(slow_models),
+            "[fusions of the float model](#small-models-and-transformers)",
+        ],
+        ["LSTM layers", "1.0 ×", range_text(lstm), "[`tanhf` of the C library](#normalization-and-lstm-layers)"],
+    ]
+    header = ["target", "measured", "why"]
+    yield from table([RELATIVE_LATENCY, *header], rows)
+    bf16, mx9 = (f"{SESSION}, {model} model" for model in ("bf16", "MX9"))
+    later = start_up.groups[FILLED][bf16] / start_up.groups[FILLED][FLOAT]
+    first, second = (f"{digits(start_up.groups[EMPTY][who])} s" for who in (bf16, mx9))
+    rows = [
+        ["a first session, bfloat16", "1.5 s", first, "[compiling](#a-first-session)"],
+        ["a first session, MX9", "2.5 s", second, "[compiling](#a-first-session)"],
+        ["a later session / ONNX Runtime's of the float model", "5 ×", f"{digits(later)} ×", "[importing](#a-later-session)"],
+    ]
+    yield from table(["a process that makes a session (less is better)", *header], rows)
+    (float8,) = (case.group for case in operators_per_tensor() if case.label == "quantize float8e4m3fn")
+    faster = operators.get(float8, "onnxruntime") / operators.get(float8, DROP_IN)
+    row = ["quantize float8e4m3fn", "20 ×", f"{faster:.1f} ×", "[a division for each element](#float8)"]
+    yield from table(["speed-up over ONNX Runtime's operator (more is better)", *header], [row])
+    yield from measured_line(kept["speed_beside_quark"], kept["speed_of_real_models"], others, start_up, operators)
+
+
+def loading_finding(kept: Kept) -> Iterator[str]:
+    """Yield how long optimized models load."""
+    groups = {name: each for name, each in kept["speed_of_real_models"].groups.items() if name.startswith("loading")}
+    ratios = [each[optimized(who)] / each[who] for each in groups.values() for who in each if optimized(who) in each]
+    yield "A drop-in session of what `optimize` returned loads in"
+    yield f"{range_text(range_of(ratios))} the time of one of the original model, with a filled cache"
+    yield "([in ms](RESULTS.md#models-in-quarks-types))."
+    yield ""
+
+
+# README.md and quark_numba/session/README.md
+
+
+def front_times_finding(kept: Kept) -> Iterator[str]:
+    """Yield the times of the classifier in each type, on one thread."""
+    results = kept["speed_beside_quark"]
+    rows = []
+    for name, label in FORMATS.items():
+        seconds = results.groups[classifier_group(name)]
+        pairs = (QUARK, SESSION), (SESSION, FLOAT), (QUARK, FLOAT)
+        rows.append([label, *(digits(seconds[a] / seconds[b]) for a, b in pairs)])
+    yield from table(["`InferenceSession`, on one thread", *FRONT_COLUMNS, f"{QUARK} / float model"], rows)
+    slow = digits(ratio(results, classifier_group("fp16"), QUARK) or 0)
+    yield f"Quark's own float16 operator is slow: with it the model takes {slow} times as long as the float model."
+    yield ""
+    yield from measured_line(results)
+
+
+def front_start_up_finding(kept: Kept) -> Iterator[str]:
+    """Yield the times of processes that make a session, as an item of a list."""
+    pairs = (SESSION, EMPTY), (SESSION, FILLED), (KEEPING, FILLED)
+    first, later, kept_model = (_start_up_time(kept, *each) for each in pairs)
+    start_up = kept["start_up"]
+    yield f"- The first process that makes an `InferenceSession` of the classifier takes {first}, most of which is compiling."
+    yield f"  Later ones take {later}, or {kept_model} with `cache=True`."
+    yield f"  A process with ONNX Runtime's session of the float model takes {digits(start_up.groups[FILLED][FLOAT])} s"
+    yield f"  ({start_up.machine})."
+    yield ""
+
+
+def kept_models_finding(kept: Kept) -> Iterator[str]:
+    """Yield what a kept model saves."""
+    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, KEEPING, FILLED)},"
+    yield f"and {_start_up_time(kept, SESSION, FILLED)} without `cache` ({kept['start_up'].machine})."
+    yield ""
+
+
+def _start_up_time(kept: Kept, who: str, group: str) -> str:
+    """Return the time of a process that makes a session of the classifier, in bfloat16 and in MX9."""
+    bfloat16, mx9 = (f"{digits(kept['start_up'].groups[group][f'{who}, {model} model'])} s" for model in ("bf16", "MX9"))
+    return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
+
+
+# A page, the marks of its part, and what writes it.
+FINDINGS = (
+    (README, "the classifier", classifier_finding),
+    (README, "models", models_finding),
+    (README, "operators", operators_finding),
+    (README, "machines", machines_finding),
+    (PERFORMANCE, "targets", targets_finding),
+    (PERFORMANCE, "loading", loading_finding),
+    (SESSIONS, "kept models", kept_models_finding),
+    (FRONT, "times", front_times_finding),
+    (FRONT, "start-up", front_start_up_finding),
+)

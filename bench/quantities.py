@@ -1,0 +1,100 @@
+"""What tables, sentences and charts show of the kept results: rates, times, multiples of the float model's time, and their
+ranges."""
+
+from collections.abc import Iterable, Iterator
+
+import models_of_onnx
+from architectures import ARCHITECTURES, BLOCK_FORMATS
+from beside_quark import CLASSIFIER, FLOAT
+from cases import PER_TENSOR, Case, cases
+from kept_results import THREADS, Kept, Results
+from measuring import DROP_IN, SESSION
+from models_of_onnx import ONNX_RUNTIME
+from pages import digits
+
+# What numbers are, in the header of the first column.
+RATE, RELATIVE_LATENCY = "billion elements a second (more is better)", "latency / float model (less is better)"
+FILLED, EMPTY = "start-up, cache filled", "start-up, cache empty"
+TYPES, BLOCK_TYPES = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
+BESIDE_QUARK = "beside Quark: "
+
+# The lowest and the highest of some numbers; None if there are none.
+Range = tuple[float, float] | None
+
+# What the ranges of a model are of.
+RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's integers, 4 to 16 bits", "the same, ONNX Runtime alone"]
+
+
+def statistic(*results: Results) -> str:
+    """Return what a time of these results is, in a sentence, and their notes."""
+    turns = " or ".join(map(str, sorted({count for each in results for count in each.turns})))
+    spreads = [each.spread for each in results]
+    spread = " to ".join(dict.fromkeys(f"{each:.0%}" for each in (min(spreads), max(spreads))))
+    notes = dict.fromkeys(each.note for each in results if each.note)
+    return " ".join([f"Each time is the best of {turns} turns, between which it varies by some {spread}.", *notes])
+
+
+def optimized(name: str) -> str:
+    """Return the name of a contender with the optimized model."""
+    return f"{name}, optimized"
+
+
+def operators_per_tensor() -> list[Case]:
+    """Return the cases of tables and charts of operators."""
+    return [case for case in cases() if case.granularity == PER_TENSOR and case.size == 1 << 20 and case.threads == 2]
+
+
+def classifier_group(name: str) -> str:
+    """Return the group of the classifier in a type, on one thread."""
+    return f"{BESIDE_QUARK}{CLASSIFIER}_{name}, threads: 1"
+
+
+def in_ms(seconds: float | None) -> str:
+    return digits(1e3 * seconds) if seconds else ""
+
+
+def ratio(results: Results, group: str, who: str) -> float | None:
+    """Return the multiple of the float model's time in a group; None if either was not measured."""
+    seconds, reference = results.get(group, who), results.get(group, FLOAT)
+    return seconds / reference if seconds and reference else None
+
+
+def range_of(values: Iterable[float]) -> Range:
+    values = [*values]
+    return (min(values), max(values)) if values else None
+
+
+def joined(ranges: Iterable[Range]) -> Range:
+    return range_of(end for each in ranges if each for end in each)
+
+
+def range_text(found: Range, unit: str = " ×") -> str:
+    """Return a range, whose two ends may be the same."""
+    return f"{' to '.join(dict.fromkeys(map(digits, found)))}{unit}" if found else ""
+
+
+def range_of_ratios(results: Results, pairs: Iterable[tuple[str, str]]) -> Range:
+    """Return the range of the multiples of the float model's time, on one thread and on two, of pairs of a group and a
+    contender."""
+    found = (ratio(results, f"{group}, threads: {threads}", who) for group, who in pairs for threads in THREADS)
+    return range_of(each for each in found if each)
+
+
+def range_in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, is_drop_in: bool = False) -> Range:
+    """Return the range of a model in these types. The classifier is measured beside Quark's library."""
+    if model == "classifier":
+        who = DROP_IN if is_drop_in else SESSION
+        return range_of_ratios(kept["speed_beside_quark"], [(f"{BESIDE_QUARK}{CLASSIFIER}_{each}", who) for each in types])
+    pairs = [(model, each if is_drop_in else optimized(each)) for each in types]
+    return range_of_ratios(kept["speed_of_real_models"], pairs)
+
+
+def ranges_of_models(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
+    """Yield each model and its ranges, as `RANGES` names them."""
+    types = dict.fromkeys(name.partition(", ")[2] for name in models_of_onnx.NAMES if not name.endswith("float8"))
+    of_onnx = kept["speed_of_onnx_models"]
+    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in models_of_onnx.NAMES)]):
+        ranges = [range_in_quarks_types(kept, model, each) for each in (TYPES, BLOCK_TYPES)]
+        for who in (models_of_onnx.OURS, ONNX_RUNTIME):
+            ranges.append(range_of_ratios(of_onnx, [(f"{model}, {each}", who) for each in types]))
+        yield model, ranges

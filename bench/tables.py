@@ -1,0 +1,244 @@
+"""The tables of RESULTS.md."""
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+from statistics import median_low
+
+import beside_quark
+import models_of_onnx
+from architectures import ARCHITECTURES
+from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, QUARK, STEPS
+from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, cases
+from kept_results import COPY, PROCESSOR_TIME, THREADS, Kept, Results
+from measuring import DROP_IN, SESSION
+from models_of_onnx import ALL_OURS, ONNX_RUNTIME
+from models_of_quantizers import NAMES, VENDOR
+from pages import digits, table
+from quantities import (
+    BESIDE_QUARK,
+    BLOCK_TYPES,
+    EMPTY,
+    FILLED,
+    RATE,
+    RELATIVE_LATENCY,
+    TYPES,
+    in_ms,
+    operators_per_tensor,
+    optimized,
+    ratio,
+    statistic,
+)
+
+# A row is marked if the float model took so much longer or shorter than in the other rows of the same model, or if the ratio on
+# two threads is so much larger than on one.
+OTHER_FLOAT_TIME, LARGER_RATIO = 0.2, 1.5
+FLOAT_MARK, RATIO_MARK = " †", " ‡"
+
+
+def runs_list(kept: Kept) -> Iterator[str]:
+    """Yield the machine and the versions of each run."""
+    runs = dict.fromkeys((each.date, each.machine, ", ".join(map(" ".join, each.versions.items()))) for each in kept.values())
+    for date, machine, versions in sorted(runs):
+        yield textwrap.fill(f"- **{date}:** {machine}; {versions}", 140, subsequent_indent="  ", break_on_hyphens=False)
+    yield ""
+
+
+def run_line(results: Results) -> str:
+    """Return the line above a table: which run it is of, on which machine, and what its times are."""
+    return f"Run of [{results.date}](#runs) ({results.machine}). {statistic(results)}\n"
+
+
+def operators_table(results: Results) -> Iterator[str]:
+    chosen = operators_per_tensor()
+    names = [name for name in results.contenders if any(results.get(case.group, name) for case in chosen)]
+    rows = []
+    for case in chosen:
+        seconds = [results.get(case.group, name) for name in names]
+        if any(seconds):
+            rows.append([case.label, *(digits(case.size / s / 1e9) if s else "" for s in seconds)])
+    yield from table([RATE, *names], rows)
+
+
+def granularities_table(results: Results) -> Iterator[str]:
+    chosen = [case for case in cases() if case.granularity != PER_TENSOR]
+    labels = list(dict.fromkeys(case.label for case in chosen))
+    rows = []
+    for granularity in GRANULARITIES:
+        row = [granularity]
+        for label in labels:
+            match = [case for case in chosen if (case.label, case.granularity) == (label, granularity)]
+            seconds = results.get(match[0].group, DROP_IN) if match else None
+            row.append(digits(match[0].size / seconds / 1e9) if seconds else "")
+        rows.append(row)
+    yield from table([RATE, *labels], rows)
+
+
+def block_formats_table(results: Results) -> Iterator[str]:
+    rows = []
+    for case in BLOCK_CASES:
+        seconds = [results.get(case.group, who) for who in (DROP_IN, "direct call", COPY)]
+        if all(seconds):
+            rows.append([case.group, *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
+    yield from table([RATE, DROP_IN, "direct call", COPY], rows)
+
+
+def normalization_and_lstm_table(results: Results) -> Iterator[str]:
+    rows = []
+    contenders = ("onnxruntime", DROP_IN, QUARK)
+    for case in OTHER_CASES:
+        seconds = [results.get(case.group, who) for who in contenders]
+        if any(seconds):
+            rows.append([case.group, *map(in_ms, seconds)])
+    yield from table(["ms (less is better)", *contenders], rows)
+
+
+def start_up_table(results: Results) -> Iterator[str]:
+    theirs = results.groups[FILLED][FLOAT]
+    groups = EMPTY, f"{EMPTY}{PROCESSOR_TIME}", FILLED
+    rows = []
+    for who, later in results.groups[FILLED].items():
+        rows.append([who, *(f"{digits(results.groups[group][who])} s" for group in groups), f"{digits(later / theirs)} ×"])
+    header = ["process (less is better)", "cache empty", "its processor time", "cache filled", f"cache filled / {FLOAT} model"]
+    yield from table(header, rows)
+
+
+def quarks_models_tables(results: Results) -> Iterator[str]:
+    floats, rows = [], []
+    for model in ARCHITECTURES:
+        references = [results.get(f"{model}, threads: {threads}", FLOAT) for threads in THREADS]
+        load = f"loading {model}"
+        if all(references):
+            floats.append([model, *map(in_ms, references), in_ms(results.get(load, FLOAT))])
+        for name in (*TYPES, *BLOCK_TYPES):
+            row = []
+            for each in (name, optimized(name)):
+                row += [_ratio_text(results, f"{model}, threads: {threads}", each) for threads in THREADS]
+                row.append(in_ms(results.get(load, each)))
+            if any(row):
+                rows.append([f"{model}, {name}", *row])
+    yield from table(["float model, ms (less is better)", *(f"threads: {each}" for each in THREADS), "load"], floats)
+    loads = "load, ms", "load of the optimized model, ms"
+    yield from table([RELATIVE_LATENCY, *_columns(DROP_IN), loads[0], *_columns(SESSION), loads[1]], rows)
+
+
+def beside_quark_tables(results: Results) -> Iterator[str]:
+    ratios, times = [], []
+    usual = _usual_float_times(results, beside_quark.NAMES, BESIDE_QUARK)
+    for name, threads in product(beside_quark.NAMES, THREADS):
+        group = f"{BESIDE_QUARK}{name}, threads: {threads}"
+        seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS[1:]], results.get(group, FLOAT)
+        if seconds[0] and seconds[-1]:
+            label, faster = f"{name}, threads: {threads}", digits(seconds[0] / seconds[-1])
+            if reference:
+                shown = f"{in_ms(reference)}{_float_mark(reference, usual[_model_of(name), threads])}"
+                ratios.append([label, shown, *(digits(each / reference) for each in seconds), faster])
+            else:
+                times.append([label, *map(in_ms, seconds), faster])
+    quark, *_, ours = contenders = beside_quark.CONTENDERS[1:]
+    yield from _with_notes(
+        table([RELATIVE_LATENCY, "float model, ms", *contenders, f"speed-up of {ours} over {quark}"], ratios)
+    )
+    yield from table(["ms (less is better)", *contenders, "speed-up (more is better)"], times)
+    rows = []
+    for name in FINE_TUNED:
+        old, new = (results.get(f"{BESIDE_QUARK}{name}", each) for each in contenders[:2])
+        if old and new:
+            rows.append([f"{name}, {STEPS} steps a layer", f"{digits(old)} s", f"{digits(new)} s", digits(new / old)])
+    if rows:
+        yield from table(["fine-tuning (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+
+
+def other_quantizers_table(results: Results) -> Iterator[str]:
+    rows = []
+    for name, reference, floats, ratios in _against_float(results, NAMES, DROP_IN, SESSION):
+        vendor = results.get(f"{name}, threads: 1", VENDOR)
+        rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
+    header = [RELATIVE_LATENCY, *_columns("float model, ms"), f"{VENDOR}, threads: 1", *_columns(DROP_IN, SESSION)]
+    yield from _with_notes(table(header, rows))
+
+
+def onnx_models_table(results: Results) -> Iterator[str]:
+    found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, models_of_onnx.OURS, ALL_OURS)
+    rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
+    header = [RELATIVE_LATENCY, *_columns("float model, ms", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")]
+    yield from _with_notes(table(header, rows))
+
+
+# The marks of a table, the file with its benchmarks, and what writes it.
+TABLES = (
+    ("operators", "operators", operators_table),
+    ("granularities", "operators", granularities_table),
+    ("block formats", "speed_of_block_formats", block_formats_table),
+    ("normalization and LSTM layers", "speed_of_other_operators", normalization_and_lstm_table),
+    ("start-up", "start_up", start_up_table),
+    ("Quark's models", "speed_of_real_models", quarks_models_tables),
+    ("Quark's library", "speed_beside_quark", beside_quark_tables),
+    ("other quantizers", "speed_of_other_quantizers", other_quantizers_table),
+    ("ONNX's own operators", "speed_of_onnx_models", onnx_models_table),
+)
+
+
+def _ratio_text(results: Results, group: str, who: str) -> str:
+    found = ratio(results, group, who)
+    return digits(found) if found else ""
+
+
+def _columns(*contenders: str) -> list[str]:
+    return [f"{what}, threads: {threads}" for what in contenders for threads in THREADS]
+
+
+def _against_float(
+    results: Results, names: Iterable[str], *contenders: str
+) -> Iterator[tuple[str, float, list[str], list[str]]]:
+    """Yield each model that was measured: its name, the seconds of its float model on one thread, and the cells of the float
+    model and of the contenders."""
+    usual = _usual_float_times(results, names)
+    for name in names:
+        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        references = [results.get(group, FLOAT) for group in groups]
+        if all(references):
+            pairs = list(zip(groups, references, strict=True))
+            usuals = (usual[_model_of(name), threads] for threads in THREADS)
+            floats = [f"{in_ms(each)}{_float_mark(each, other)}" for each, other in zip(references, usuals, strict=True)]
+            ratios = []
+            for who in contenders:
+                one, two = (results.get(group, who) / seconds for group, seconds in pairs)
+                is_larger = two > LARGER_RATIO * one and who != ONNX_RUNTIME  # which runs some operators on one thread
+                ratios += [digits(one), f"{digits(two)}{RATIO_MARK if is_larger else ''}"]
+            yield name, references[0], floats, ratios
+
+
+def _model_of(name: str) -> str:
+    """Return the float model that the rows of some names share. Beside Quark's library it is the classifier."""
+    parts = name.split(", ")
+    return ", ".join(parts[:2]) if name in NAMES else parts[0] if len(parts) > 1 else CLASSIFIER
+
+
+def _usual_float_times(results: Results, names: Iterable[str], prefix: str = "") -> dict[tuple[str, int], float]:
+    """Return the median of the seconds of each float model over its rows, on one thread and on two."""
+    seconds = defaultdict(list)
+    for name, threads in product(names, THREADS):
+        if found := results.get(f"{prefix}{name}, threads: {threads}", FLOAT):
+            seconds[_model_of(name), threads].append(found)
+    return {model: median_low(each) for model, each in seconds.items()}
+
+
+def _float_mark(seconds: float, usual: float) -> str:
+    return FLOAT_MARK if abs(seconds / usual - 1) > OTHER_FLOAT_TIME else ""
+
+
+def _with_notes(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a table, and what the marks in it mean."""
+    text = list(lines)
+    yield from text
+    if any(FLOAT_MARK in line for line in text):
+        yield f"†: This time differs by more than {OTHER_FLOAT_TIME:.0%} from the median of the same float model's rows."
+        yield "The machine was in another state, so the ratios of the row are less certain."
+        yield ""
+    if any(RATIO_MARK in line for line in text):
+        yield f"‡: This ratio is more than {LARGER_RATIO} times the ratio on one thread."
+        yield "The machine may have changed its state between turns."
+        yield ""
