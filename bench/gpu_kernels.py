@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from datetime import date
 from statistics import median
 from time import perf_counter
@@ -584,12 +585,28 @@ def check_bits(gpu: Any, case: Case, handle: Any, elements: int, most: int, inpu
     return different, total
 
 
-def measure(gpu: Any, case: Case, handle: Any, elements: int, copied: int, copy: Callable[[], None]) -> tuple[float, float]:
-    """Return the bytes per second that a launch reads and writes, and those of a copy of `copied` bytes."""
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes that are read and written per second: by a kernel, and by a copy in turns with it."""
+
+    own: float
+    copy: float
+
+    @classmethod
+    def of(cls, gpu: Any, run: Callable[[], object], moved: int, copy: Callable[[], None], copied: int) -> "Bandwidth":
+        """Measure a run that reads and writes `moved` bytes, and a copy of `copied` bytes."""
+        own_ms, copy_ms = gpu.milliseconds(run, copy)
+        return cls(1000 * moved / own_ms, 1000 * 2 * copied / copy_ms)
+
+    @property
+    def cells(self) -> list[str]:
+        return [f"{digits(self.own / 1e12)} TB/s", digits(self.own / self.copy)]
+
+
+def measure(gpu: Any, case: Case, handle: Any, elements: int, copy: Callable[[], None], copied: int) -> Bandwidth:
     launch = case.launch(elements, 0)
     launched = prepared(gpu, case, launch, gpu.random(case.x, launch.size, 0))
-    times = gpu.milliseconds(lambda: gpu.start(handle, case.kernel, launched.record), copy)
-    return 1000 * launched.moved / times[0], 1000 * 2 * copied / times[1]
+    return Bandwidth.of(gpu, lambda: gpu.start(handle, case.kernel, launched.record), launched.moved, copy, copied)
 
 
 class Report:
@@ -624,69 +641,128 @@ def within(of_part: list[Case], seconds: float, report: Report) -> Iterator[Case
         yield case
 
 
-def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
-    """Run all parts. Return the lines of the tables."""
+def compile_cases(given: argparse.Namespace, report: Report) -> list[Case]:
+    """Compile the kernels of the chosen families to PTX. Return their cases."""
     begin = perf_counter()
     for error in compile_all(given.only, given.processes):
         report.failed(error)
-    all_cases = cases(given.only)
-    report.row(f"{len({case.kernel.entry for case in all_cases})} kernels compiled to PTX: {perf_counter() - begin:.1f} s")
+    compiled = cases(given.only)
+    report.row(f"{len({case.kernel.entry for case in compiled})} kernels compiled to PTX: {perf_counter() - begin:.1f} s")
+    return compiled
 
-    handles, of_driver = {}, {}
-    for case in all_cases:
-        if case.kernel.entry not in of_driver:
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel in the driver: its handle, None if that failed, and the time that the driver took to compile it."""
+
+    handle: Any
+    milliseconds: float
+
+
+def load_kernels(gpu: Any, compiled: list[Case], report: Report) -> dict[str, Loaded]:
+    """Return the kernels of the cases by their entries."""
+    loaded: dict[str, Loaded] = {}
+    for case in compiled:
+        if case.kernel.entry not in loaded:
             begin = perf_counter()
-            handles[case.kernel.entry] = report.tried(case, gpu.load, case.kernel)
-            of_driver[case.kernel.entry] = 1000 * (perf_counter() - begin)
-    all_cases = [case for case in all_cases if handles[case.kernel.entry] is not None]
-    times = [*of_driver.values()]
-    lines = [
-        f"{gpu.description}; quark_numba {quark_numba.__version__}, Python {platform.python_version()}, {date.today()}.",
-        f"The driver takes {digits(median(times))} ms for a kernel (median of {len(times)}; at most {digits(max(times))} ms).",
-        "",
-    ]
-    report.row(lines[1])
+            handle = report.tried(case, gpu.load, case.kernel)
+            loaded[case.kernel.entry] = Loaded(handle, 1000 * (perf_counter() - begin))
+    return loaded
 
+
+@dataclass
+class Checked:
+    """How many cases of a family were checked, how many results they have, and how many of these differ."""
+
+    cases: int = 0
+    results: int = 0
+    different: int = 0
+
+
+def check_cases(
+    gpu: Any, chosen: list[Case], loaded: dict[str, Loaded], given: argparse.Namespace, report: Report
+) -> dict[str, Checked]:
+    """Return what was checked of each family."""
+    inputs: dict[Any, Any] = {}
+    checked: dict[str, Checked] = {}
+    for case in within(chosen, given.seconds, report):
+        begin = perf_counter()
+        handle = loaded[case.kernel.entry].handle
+        result = report.tried(case, check_bits, gpu, case, handle, given.elements, given.slice, inputs)
+        if result is None:
+            continue
+        different, total = result
+        report.row("bits", f"{different} of {total} differ", f"{perf_counter() - begin:.1f} s", case.label)
+        report.has_failed |= different > 0
+        of_family = checked.setdefault(case.family, Checked())
+        of_family.cases += 1
+        of_family.results += total
+        of_family.different += different
+    return checked
+
+
+def bits_table(checked: dict[str, Checked]) -> Iterator[str]:
+    rows = [[family, str(each.cases), str(each.results), str(each.different)] for family, each in checked.items()]
+    yield from table(["family", "kernels and granularities", "results", "results with other bits than the CPU's"], rows)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The bandwidth of a kernel, or of a function of PyTorch, which the driver does not compile."""
+
+    name: str
+    granularity: str
+    bandwidth: Bandwidth
+    driver_milliseconds: float | None = None
+
+
+def measure_cases(
+    gpu: Any, chosen: list[Case], loaded: dict[str, Loaded], given: argparse.Namespace, report: Report
+) -> list[Measured]:
+    """Return the bandwidths of the cases and of what PyTorch has."""
+    copied = 4 * given.most
+    copy, measured = gpu.copy(copied), []
+    for case in within([case for case in chosen if case.is_measured], given.seconds, report):
+        kernel = loaded[case.kernel.entry]
+        bandwidth = report.tried(case, measure, gpu, case, kernel.handle, given.most, copy, copied)
+        if bandwidth is not None:
+            measured.append(Measured(case.name, case.granularity, bandwidth, kernel.milliseconds))
+            report.row("bandwidth", *bandwidth.cells, case.label)
+    for name, peer, moved in gpu.peers(given.most):
+        bandwidth = Bandwidth.of(gpu, peer, moved, copy, copied)
+        measured.append(Measured(f"PyTorch's {name}", PER_TENSOR, bandwidth))
+        report.row("bandwidth", *bandwidth.cells, measured[-1].name)
+    return measured
+
+
+def bandwidth_table(measured: list[Measured]) -> Iterator[str]:
+    rows = []
+    for each in measured:
+        driver = "" if each.driver_milliseconds is None else f"{digits(each.driver_milliseconds)} ms"
+        rows.append([each.name, each.granularity, *each.bandwidth.cells, driver])
+    header = ["kernel", "scales or blocks along", "bandwidth (more is better)", "of a copy's", "compiled by the driver"]
+    yield from table(header, rows)
+
+
+def run(gpu: Any, given: argparse.Namespace, report: Report) -> list[str]:
+    """Run all parts. Return the lines of the tables."""
+    compiled = compile_cases(given, report)
+    loaded = load_kernels(gpu, compiled, report)
+    chosen = [case for case in compiled if loaded[case.kernel.entry].handle is not None]
+    times = [each.milliseconds for each in loaded.values()]
+    of_driver = (
+        f"The driver takes {digits(median(times))} ms for a kernel (median of {len(times)}; at most {digits(max(times))} ms)."
+    )
+    report.row(of_driver)
+    versions = f"quark_numba {quark_numba.__version__}, Python {platform.python_version()}"
+    lines = [f"{gpu.description}; {versions}, {date.today()}.", of_driver, ""]
     if given.bits:
-        inputs: dict[Any, Any] = {}
-        totals: dict[str, list[int]] = {}
-        for case in within(all_cases, given.seconds, report):
-            begin = perf_counter()
-            handle = handles[case.kernel.entry]
-            result = report.tried(case, check_bits, gpu, case, handle, given.elements, given.slice, inputs)
-            if result is None:
-                continue
-            report.row("bits", f"{result[0]} of {result[1]} differ", f"{perf_counter() - begin:.1f} s", case.label)
-            report.has_failed |= result[0] > 0
-            total = totals.setdefault(case.family, [0, 0, 0])
-            totals[case.family] = [a + b for a, b in zip(total, (1, *reversed(result)), strict=True)]
-        inputs.clear()
-        rows = [[family, *map(str, total)] for family, total in totals.items()]
-        lines += table(["family", "kernels and granularities", "results", "results with other bits than the CPU's"], rows)
-
+        lines += bits_table(check_cases(gpu, chosen, loaded, given, report))
     if given.bandwidth:
-        copied = 4 * given.most
-        copy, rows = gpu.copy(copied), []
-        for case in within([case for case in all_cases if case.is_measured], given.seconds, report):
-            result = report.tried(case, measure, gpu, case, handles[case.kernel.entry], given.most, copied, copy)
-            if result is None:
-                continue
-            own, of_copy = result
-            rows.append([case.name, case.granularity, f"{digits(own / 1e12)} TB/s", digits(own / of_copy)])
-            rows[-1].append(f"{digits(of_driver[case.kernel.entry])} ms")
-            report.row("bandwidth", *rows[-1][2:4], case.label)
-        for name, peer, moved in gpu.peers(given.most):
-            times = gpu.milliseconds(peer, copy)
-            own, of_copy = 1000 * moved / times[0], 1000 * 2 * copied / times[1]
-            rows.append([f"PyTorch's {name}", PER_TENSOR, f"{digits(own / 1e12)} TB/s", digits(own / of_copy), ""])
-            report.row("bandwidth", *rows[-1][2:4], rows[-1][0])
-        lines += [
-            f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:",
-            "",
-        ]
-        lines += table(
-            ["kernel", "scales or blocks along", "bandwidth (more is better)", "of a copy's", "compiled by the driver"], rows
+        lines.append(
+            f"{given.most} elements. Bytes read and written per second, and over those of a copy in turns with the kernel:"
         )
+        lines += ["", *bandwidth_table(measure_cases(gpu, chosen, loaded, given, report))]
     return lines
 
 

@@ -22,14 +22,14 @@ PAGES = (RESULTS, README, PERFORMANCE, FRONT, SESSIONS)
 def written(path: Path, kept: Kept) -> str:
     """Return the text of a page with the numbers of the kept results."""
     text = path.read_text(encoding="utf-8")
-    for page, part, lines_of in FINDINGS:
+    for page, part, finding in FINDINGS:
         if page == path:
-            text = with_part(text, part, lines_of(kept))
+            text = with_part(text, part, finding(kept))
     if path == RESULTS:
         text = with_part(text, "runs", runs_list(kept))
-        for part, name, lines_of in TABLES:
+        for part, name, table in TABLES:
             if name in kept:
-                text = with_part(text, part, [run_line(kept[name]), *lines_of(kept[name])])
+                text = with_part(text, part, [run_line(kept[name]), *table(kept[name])])
     return text
 
 
