@@ -1,5 +1,6 @@
 """The sentences and tables of all other pages: what the kept results say, taken together."""
 
+import textwrap
 from collections.abc import Callable, Iterator
 from statistics import median
 
@@ -46,7 +47,7 @@ OUR_SESSIONS: dict[str, Callable[[str], bool]] = {
 def measured_line(*results: Results) -> Iterator[str]:
     """Yield on which machines results were measured, and what their times are."""
     machines = dict.fromkeys(each.machine for each in results)
-    yield f"Measured on {' and on '.join(machines)}. {statistic(*results)}"
+    yield from textwrap.wrap(f"Measured on {' and on '.join(machines)}. {statistic(*results)}", 140)
     yield ""
 
 
