@@ -189,14 +189,13 @@ def front_times_finding(kept: Kept) -> Iterator[str]:
 
 
 def front_start_up_finding(kept: Kept) -> Iterator[str]:
-    """Yield the times of processes that make a session, as an item of a list."""
+    """Yield the times of processes that make a session."""
     pairs = (SESSION, EMPTY), (SESSION, FILLED), (KEEPING, FILLED)
     first, later, kept_model = (_start_up_time(kept, *each) for each in pairs)
     start_up = kept["start_up"]
-    yield f"- The first process that makes an `InferenceSession` of the classifier takes {first}, most of which is compiling."
-    yield f"  Later ones take {later}, or {kept_model} with `cache=True`."
-    yield f"  A process with ONNX Runtime's session of the float model takes {digits(start_up.groups[FILLED][FLOAT])} s"
-    yield f"  ({start_up.machine})."
+    yield f"The first process that makes an `InferenceSession` compiles kernels: {first} for the text-line classifier of"
+    yield f"[the start](#start). Later ones take {later}, or {kept_model} with `cache=True`. A process with ONNX Runtime's session of"
+    yield f"the float model takes {digits(start_up.groups[FILLED][FLOAT])} s ({start_up.machine})."
     yield ""
 
 

@@ -45,7 +45,8 @@ def write_part(part: str, lines: Iterable[str], program: str) -> None:
 
 
 def machine_name(brand: str, count: int) -> str:
-    return f"{brand}, {count} processors"
+    """Return "Intel Xeon, 2 processors", for example, of a brand like "Intel(R) Xeon(R) Processor"."""
+    return f"{brand.replace('(R)', '').removesuffix(' Processor')}, {count} processors"
 
 
 def this_machine() -> str:

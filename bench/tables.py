@@ -148,7 +148,7 @@ def beside_quark_tables(results: Results) -> Iterator[str]:
         if old and new:
             rows.append([f"{name}, {STEPS} steps a layer", f"{digits(old)} s", f"{digits(new)} s", digits(new / old)])
     if rows:
-        yield from table(["fine-tuning (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+        yield from table(["fine-tuning on one thread (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
 
 def other_quantizers_table(results: Results) -> Iterator[str]:
