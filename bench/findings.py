@@ -193,9 +193,10 @@ def front_start_up_finding(kept: Kept) -> Iterator[str]:
     pairs = (SESSION, EMPTY), (SESSION, FILLED), (KEEPING, FILLED)
     first, later, kept_model = (_start_up_time(kept, *each) for each in pairs)
     start_up = kept["start_up"]
+    theirs = digits(start_up.groups[FILLED][FLOAT])
     yield f"The first process that makes an `InferenceSession` compiles kernels: {first} for the text-line classifier of"
-    yield f"[the start](#start). Later ones take {later}, or {kept_model} with `cache=True`. A process with ONNX Runtime's session of"
-    yield f"the float model takes {digits(start_up.groups[FILLED][FLOAT])} s ({start_up.machine})."
+    yield f"[the start](#start). Later ones take {later}, or {kept_model} with `cache=True`. A process with ONNX Runtime's"
+    yield f"session of the float model takes {theirs} s ({start_up.machine})."
     yield ""
 
 
