@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..checks import check_functions, check_integers, check_texts
@@ -18,7 +18,7 @@ from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
-from .measures.sums import Sums, share
+from .measures.sums import FIRST, Sums, share
 from .results import Evaluation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
@@ -33,7 +33,7 @@ class _Batch(Sums):
     places: dict[str, Places]
     metrics: dict[str, float]
     seconds: list[float]
-    first_labels: dict[str, Labelling]
+    first_labels: dict[str, Labelling] = field(metadata=FIRST)
 
     def add(self, other: _Batch) -> None:
         """Add the sums of later batches. Raise ModelError, before anything is added, if a mean or a share would be taken over

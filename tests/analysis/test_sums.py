@@ -1,6 +1,8 @@
 """Sums of errors: compared with numpy, of special values, and in parts."""
 
 import math
+import pickle
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -79,6 +81,22 @@ def test_nan_stays_the_largest_error(order):
     first, second = [sums.TensorSums(largest=1.0), sums.TensorSums(largest=math.nan)][::order]
     first.add(second)
     assert math.isnan(first.largest)
+
+
+@dataclass
+class Several(sums.Sums):
+    """Fields whose names say something other than their metadata."""
+
+    largest: float
+    last: str = field(metadata=sums.FIRST)
+    total: float = field(metadata=sums.LEAST)
+    sum: float = field(metadata=sums.LARGEST)
+
+
+def test_fields_say_how_they_add_up():
+    first, second = pickle.loads(pickle.dumps([Several(1.0, "a", 3.0, 4.0), Several(2.0, "b", 2.0, 5.0)]))
+    first.add(second)
+    assert first == Several(3.0, "a", 2.0, 5.0)
 
 
 def test_cosine():

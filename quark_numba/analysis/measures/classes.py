@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError
-from .sums import Sums
+from .sums import LARGEST, Sums
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Classes:
 
 @dataclass
 class Labelling:
-    """Return whether the labels fit an output, and the shapes of both as text."""
+    """Whether labels fit an output, and the shapes of both as text."""
 
     fits: bool
     shapes: str
@@ -42,7 +42,7 @@ class Places(Sums):
     right: int = 0
     reference_right: int = 0
     ignored: int = 0
-    largest_classes: int = 0
+    largest_classes: int = field(default=0, metadata=LARGEST)
     without_axis: int = 0  # batches in which the output lacks the class axis
 
 

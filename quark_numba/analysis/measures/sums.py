@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,14 @@ _CHUNK = 1 << 16
 
 
 class Sums:
-    """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
-    "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one. Fields whose name begins with "first" hold
-    the value of the first batch."""
+    """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. The metadata of a field say if
+    it holds something other than a sum: LARGEST, LEAST or FIRST."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
-        for attribute in fields(self):  # type: ignore[arg-type]
-            one, two = getattr(self, attribute.name), getattr(other, attribute.name)
-            if attribute.name.startswith("largest"):
-                value = one if one > two or one != one else two  # NaN counts as the largest
-            elif attribute.name.startswith("least"):
-                value = two if two != two else min(one, two)
-            elif attribute.name.startswith("first"):
-                value = one
-            else:
-                value = _added(one, two)
-            setattr(self, attribute.name, value)
+        for each in fields(self):  # type: ignore[arg-type]
+            combine = each.metadata.get(_COMBINE, _added)
+            setattr(self, each.name, combine(getattr(self, each.name), getattr(other, each.name)))
 
 
 def _added(one: Any, two: Any) -> Any:
@@ -44,6 +35,20 @@ def _added(one: Any, two: Any) -> Any:
     return one + two
 
 
+def _larger(one: float, two: float) -> float:
+    return one if one > two or one != one else two
+
+
+def _lesser(one: float, two: float) -> float:
+    return two if two != two else min(one, two)
+
+
+_COMBINE = "combine"
+
+# The metadata of fields that hold a maximum or a minimum, or NaN if there is one, or the value of the first batch.
+LARGEST, LEAST, FIRST = ({_COMBINE: combine} for combine in (_larger, _lesser, lambda one, _: one))
+
+
 @dataclass
 class ErrorSums(Sums):
     """Sums over an array and the array that is expected: squares, products and differences."""
@@ -54,7 +59,7 @@ class ErrorSums(Sums):
     product: float = 0.0
     noise: float = 0.0  # squares of the differences
     absolute: float = 0.0
-    largest: float = 0.0
+    largest: float = field(default=0.0, metadata=LARGEST)
 
     @property
     def sqnr_db(self) -> float:
@@ -134,9 +139,9 @@ class TensorSums(Sums):
     inherited_noise: float = 0.0  # squares of the error of the quantized model's tensor before rounding
     flushed: float = 0.0
     saturated: float = 0.0
-    least_code: float = math.inf  # in units of the type's codes
-    largest_code: float = -math.inf
-    largest: float = 0.0
+    least_code: float = field(default=math.inf, metadata=LEAST)  # in units of the type's codes
+    largest_code: float = field(default=-math.inf, metadata=LARGEST)
+    largest: float = field(default=0.0, metadata=LARGEST)
     reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so only its own error counts
 
 
