@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ..checks import check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
@@ -22,6 +24,9 @@ from .measures.sums import FIRST, Sums, share
 from .results import Evaluation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
+
+# The outputs that can be compared, of the model and of the reference, by name.
+_Compared = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
 
 @dataclass
@@ -186,41 +191,62 @@ def _output_error(name: str, total: _Batch) -> OutputError:
 
 def _measure_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
     feed = batch.load()
-    seconds: list[float] = []
-    results: list[Arrays] = []
-    for session in pair:
-        start = time.perf_counter()
-        results.append(sessions.run(session, feed))
-        seconds.append(time.perf_counter() - start)
+    results, seconds = _run(pair, feed)
     compared = compare(results[0], results[1], outputs)
     arrays = {
         name: (y, expected)
         for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
         if name in compared.errors
     }
-    shapes = [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
-    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
-        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(shapes)}")
+    _check_class_axis(arrays, classes)
     labels = feed[classes.labels] if classes.labels else None
-    labelled: dict[str, Labelling] = {}
-    if labels is not None:
-        labelled = {name: labelling_of(y, name, labels, classes) for name, (y, _) in arrays.items()}
-        if not any(each.fits for each in labelled.values()):
-            shapes += [f"{name} {reason}" for name, reason in compared.reasons.items()]
-            raise ModelError(
-                f"labels {classes.labels} have shape {labels.shape}; expected that of an output without its class axis "
-                f"{classes.axis}, or with 1 in its place; output {', '.join(shapes)}"
-            )
+    labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
     places = {
         name: count(y, expected, name, labels if name in labelled and labelled[name].fits else None, classes)
         for name, (y, expected) in arrays.items()
     }
     samples = batch.layout.samples(feed)
-    metrics: dict[str, float] = {}
-    if metric is not None and samples:
-        name = getattr(metric, "__name__", "metric")
-        with errors_named(f"metric {name}"):
-            given = metric(results[0], results[1], feed)
-            named = given if isinstance(given, Mapping) else {name: given}
-            metrics = {str(key): float(value) * samples for key, value in named.items()}
+    metrics = _call_metric(metric, results, feed, samples) if metric is not None and samples else {}
     return _Batch(samples, compared, places, metrics, seconds, labelled)
+
+
+def _run(pair: list[Any], feed: Arrays) -> tuple[list[Arrays], list[float]]:
+    """Return the outputs of each session, and its time in seconds."""
+    results: list[Arrays] = []
+    seconds: list[float] = []
+    for session in pair:
+        start = time.perf_counter()
+        results.append(sessions.run(session, feed))
+        seconds.append(time.perf_counter() - start)
+    return results, seconds
+
+
+def _check_class_axis(arrays: _Compared, classes: Classes) -> None:
+    """Raise ModelError if no output has the class axis, unless that is the default."""
+    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
+        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
+
+
+def _labellings(labels: Any, arrays: _Compared, reasons: dict[str, str], classes: Classes) -> dict[str, Labelling]:
+    """Return how the labels fit each output. Raise ModelError if they fit none."""
+    labelled = {name: labelling_of(y, name, labels, classes) for name, (y, _) in arrays.items()}
+    if not any(each.fits for each in labelled.values()):
+        shapes = [*_shapes(arrays), *(f"{name} {reason}" for name, reason in reasons.items())]
+        raise ModelError(
+            f"labels {classes.labels} have shape {labels.shape}; expected that of an output without its class axis "
+            f"{classes.axis}, or with 1 in its place; output {', '.join(shapes)}"
+        )
+    return labelled
+
+
+def _shapes(arrays: _Compared) -> list[str]:
+    return [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
+
+
+def _call_metric(metric: Any, results: list[Arrays], feed: Arrays, samples: int) -> dict[str, float]:
+    """Return the metric's numbers for a batch by name, each times the samples."""
+    name = getattr(metric, "__name__", "metric")
+    with errors_named(f"metric {name}"):
+        given = metric(*results, feed)
+        named = given if isinstance(given, Mapping) else {name: given}
+        return {str(key): float(value) * samples for key, value in named.items()}

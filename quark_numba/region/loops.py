@@ -29,27 +29,27 @@ NEVER, ALWAYS = "never", "always"
 
 
 class Load(NamedTuple):
-    """Read the element of a value from an array."""
+    """A load of the element of a value from an array."""
 
     value: int
     array: str
 
 
 class Apply(NamedTuple):
-    """Compute the element of a step's result."""
+    """A computation of the element of a step's result."""
 
     step: int
     way: str = EXACT
 
 
 class Reduce(NamedTuple):
-    """Find the largest magnitude of each block that a step rounds."""
+    """A search for the largest magnitude of each block that a step rounds."""
 
     step: int
 
 
 class Store(NamedTuple):
-    """Write the element of a value to an array."""
+    """A store of the element of a value to an array."""
 
     value: int
     array: str
@@ -60,8 +60,8 @@ LoopBody = list[Load | Apply | Reduce | Store]
 
 
 class Conversion(NamedTuple):
-    """Convert the whole tile from array `x` to array `y` by the task that converts any blocks. This is a step that rounds
-    blocks."""
+    """A conversion of the whole tile from array `x` to array `y`, by the task that converts any blocks. This is a step that
+    rounds blocks."""
 
     step: int
     x: str

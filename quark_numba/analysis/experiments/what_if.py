@@ -33,8 +33,8 @@ class TradeOff:
 
 
 class WhatIf(Experiment):
-    """Measure the noise of each tensor with other types, and its effect on the outputs; then choose mixes of types, and measure
-    them."""
+    """The noise of each tensor with other types, and its effect on the outputs; then mixes of types, which a second pass
+    measures."""
 
     where = "what_if"
     has_runs = has_points = True
@@ -48,7 +48,7 @@ class WhatIf(Experiment):
             if quantizer.kind == "activation" or quantizer.floats is not None:
                 form = quantizer.form
                 types = [Format(form.type, form.bits, quantizer.apply), *(kind for kind in formats if kind.name != form.type)]
-                self.candidates[quantizer] = sorted(types, key=lambda row: -row.bits)
+                self.candidates[quantizer] = sorted(types, key=lambda type_: -type_.bits)
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
