@@ -43,15 +43,16 @@ class Histograms(Experiment):
     def report(self, outcome: Outcome) -> dict[str, Any]:
         quantizers = self.segments.twin.quantizers
         worst = [quantizers[tensor.place] for tensor in outcome.tensors[: self.count]]
-        histograms = {tensor: _histogram(tensor, tensor.weight) for tensor in worst if tensor.floats is not None}
+        weights = [quantizer for quantizer in worst if quantizer.floats is not None]
+        histograms = {quantizer: _histogram(quantizer, quantizer.weight) for quantizer in weights}
 
         def see(quantizer: Quantizer, x: Array, *_: Array) -> None:
             if quantizer in worst:
                 histograms[quantizer] = _histogram(quantizer, x)
 
-        if any(tensor.kind == "activation" for tensor in worst):
+        if any(quantizer.kind == "activation" for quantizer in worst):
             self.segments.lockstep(outcome.first, see)
-        return {"histograms": [histograms[tensor] for tensor in worst if tensor in histograms]}
+        return {"histograms": [histograms[quantizer] for quantizer in worst if quantizer in histograms]}
 
 
 def _histogram(quantizer: Quantizer, x: Array) -> Histogram:

@@ -79,12 +79,13 @@ def _worst_first(effect: Effect) -> tuple[bool, float, bool, float]:
 
 def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer]]:
     groups: dict[str, list[Quantizer]] = {}
-    for value in quantizers:
-        if value.floats is None and value.kind == "weight":
+    for quantizer in quantizers:
+        if quantizer.floats is None and quantizer.kind == "weight":
             continue  # its float values are unknown
-        names = {"tensor": [value.name], "node": list(value.users), "operator": list(dict.fromkeys(value.users.values()))}[by]
+        users = quantizer.users
+        names = {"tensor": [quantizer.name], "node": list(users), "operator": list(dict.fromkeys(users.values()))}[by]
         for name in names:
-            groups.setdefault(name, []).append(value)
+            groups.setdefault(name, []).append(quantizer)
     for kind, name in (("weight", WEIGHTS), ("activation", ACTIVATIONS)):
         groups[name] = [quantizer for quantizer in quantizers if quantizer.kind == kind]
     return groups

@@ -68,8 +68,10 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: ExperimentSums) -> list[Point]:
         elements = {
-            item: float(item.floats.size) if item.floats is not None else share(total.tensors[item.place].count, total.samples)
-            for item in self.candidates
+            quantizer: share(total.tensors[quantizer.place].count, total.samples)
+            if quantizer.floats is None
+            else float(quantizer.floats.size)
+            for quantizer in self.candidates
         }
         effects = common(own.outputs)
         noise = {
@@ -128,7 +130,10 @@ def _line(
     Each step gives one tensor a type with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
     are the numbers of elements in one sample. `noise` is the noise that a tensor of a type adds to the outputs if only this
     tensor is rounded. The choice of steps assumes that the noise of several tensors adds up; the points are then measured."""
-    chosen = {value: min(types, key=lambda type_: (noise[value, type_.name], type_.bits)) for value, types in options.items()}
+    chosen = {
+        quantizer: min(types, key=lambda type_: (noise[quantizer, type_.name], type_.bits))
+        for quantizer, types in options.items()
+    }
 
     def bits() -> float:
         return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())

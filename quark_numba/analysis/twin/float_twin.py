@@ -86,31 +86,31 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
     """Return the float twin. Raise ModelError if the model is not valid."""
     with errors_named("not a valid model"):
         graph = _graph(model)
-        tensors = find_quantizers(graph)
+        found = find_quantizers(graph)
         kept: dict[int, onnx.NodeProto] = {}
-        if tensors.nested:
+        if found.nested:
             inner = _graph(model)
             _bypass(inner, find_quantizers(inner).quantizers)
             whole = model_files.without_elements(inner.model).graph.node
             kept = {index: node for index, node in enumerate(whole) if any(True for _ in subgraphs(node))}
-        codes = [quantizer for quantizer in tensors.quantizers if quantizer.kind == "weight" and quantizer.floats is None]
+        codes = [quantizer for quantizer in found.quantizers if quantizer.kind == "weight" and quantizer.floats is None]
         if reference is not None:
-            use_reference(graph, tensors.quantizers, reference)
-        _bypass(graph, [*tensors.quantizers, *tensors.nested, *tensors.random])
+            use_reference(graph, found.quantizers, reference)
+        _bypass(graph, [*found.quantizers, *found.nested, *found.random])
         for quantizer in codes:
             if quantizer.floats is None:
                 why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"
-                tensors.unmatched[quantizer.name] = f"the model holds only its codes, {why}"
+                found.unmatched[quantizer.name] = f"the model holds only its codes, {why}"
             _set_weight(graph, quantizer)
         used = {name for node in kept.values() for name in used_names(node)}
         initializers = graph.model.graph.initializers
         for name, value in list(initializers.items()):
             if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
                 del initializers[name]
-    if not (tensors.quantizers or tensors.nested or tensors.unmatched):
+    if not (found.quantizers or found.nested or found.unmatched):
         what = "the model has no quantization nodes: its float model is the model itself, and no tensor is measured"
         warnings.warn(what, stacklevel=2)
-    return Twin(graph.model, tensors, kept, model.folder)
+    return Twin(graph.model, found, kept, model.folder)
 
 
 def _graph(source: Source) -> Graph:

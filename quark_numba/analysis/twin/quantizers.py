@@ -1,4 +1,4 @@
-"""The quantized tensors of a model, with the nodes that round them and the values that they can have."""
+"""The quantizers of a model: the nodes that round a tensor, and the values that it can have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = Literal["activation", "weight"]
 
 @dataclass(eq=False)
 class Quantizer:
-    """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
+    """What rounds a tensor: one node, or a quantize node and its dequantize nodes.
 
     `name` is that of the tensor before rounding, and `place` its index in the order of execution of the main graph. `ys` are
     the names of the tensors after rounding, which are equal. For a weight, `floats` is the float tensor (None if the model has
@@ -72,7 +72,7 @@ class Quantizer:
 
 @dataclass
 class FoundQuantizers:
-    """The quantized tensors of a model: those of the main graph in the order of execution, those of subgraphs, and those that
+    """The quantizers of a model: those of the main graph in the order of execution, those of subgraphs, and those whose tensors
     depend on random numbers. `unmatched` holds the reasons why tensors are not measured, by name."""
 
     quantizers: list[Quantizer] = field(default_factory=list)
@@ -82,7 +82,7 @@ class FoundQuantizers:
 
 
 def find_quantizers(graph: Graph) -> FoundQuantizers:
-    tensors = FoundQuantizers()
+    found = FoundQuantizers()
     taken: set[Node] = set()
     place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     random = random_values(graph.model.graph)
@@ -92,19 +92,19 @@ def find_quantizers(graph: Graph) -> FoundQuantizers:
         try:
             quantizer = _quantizer(graph, node)
         except NotRewrittenError as reason:
-            tensors.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
+            found.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
             continue
         taken.update(quantizer.nodes)
         if node.x in random:
-            tensors.random.append(quantizer)
-            tensors.unmatched[quantizer.name] = random[node.x]
+            found.random.append(quantizer)
+            found.unmatched[quantizer.name] = random[node.x]
         elif node.node.graph is graph.model.graph:
-            quantizer.place = len(tensors.quantizers)
-            tensors.quantizers.append(quantizer)
+            quantizer.place = len(found.quantizers)
+            found.quantizers.append(quantizer)
         else:
-            tensors.nested.append(quantizer)
-            tensors.unmatched[quantizer.name] = "in a subgraph: it is float in the twin, and not measured"
-    return tensors
+            found.nested.append(quantizer)
+            found.unmatched[quantizer.name] = "in a subgraph: it is float in the twin, and not measured"
+    return found
 
 
 def label(node: ir.Node) -> str:

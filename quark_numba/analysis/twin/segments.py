@@ -55,7 +55,7 @@ class Segment:
             return sessions.run_on_values(session, self.outputs, feeds)
 
 
-# A part of a model: nodes, or a tensor that is rounded.
+# A part of a model: nodes, or the quantizer of an activation.
 Part = Segment | Quantizer
 
 
