@@ -27,8 +27,8 @@ MX_NAMES = {
 }
 
 
-# Rows are compared by identity, so a row is unpickled as the row of the process's own table.
-copyreg.pickle(ElementType, lambda row: (find_any, (row.name,)))  # type: ignore[return-value,arg-type]
+# Element types are compared by identity, so one is unpickled as that of the process's own table.
+copyreg.pickle(ElementType, lambda element_type: (find_any, (element_type.name,)))  # type: ignore[return-value,arg-type]
 
 
 def index(value: Any, name: str) -> int:
@@ -62,15 +62,15 @@ def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
 
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
     """Return the element type that an argument specifies, by any of its names. Raise TypeError if it is not in `allowed`."""
-    row = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
-    if row is None or row not in allowed:
+    element_type = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
+    if element_type is None or element_type not in allowed:
         in_order = [known for known in (*ELEMENT_TYPES, INT64) if known in allowed]
-        hint = "" if row else did_you_mean(specification, [known.name for known in in_order])
+        hint = "" if element_type else did_you_mean(specification, [known.name for known in in_order])
         if specification == np.dtype(np.float64) and isinstance(specification, np.dtype) and FLOAT32 in allowed:
             hint = f": write {name}.astype(np.float32)"
         given = getattr(specification, "__name__", specification)
         raise TypeError(f"{name} has element type {given}; expected {names(in_order)}{hint}")
-    return row
+    return element_type
 
 
 def did_you_mean(given: Any, allowed: Iterable[str]) -> str:

@@ -106,4 +106,4 @@ class Operator(Schema):
 
     def with_code_types(self, overload: Overload) -> Overload:
         """Return an overload with the element types of the codes in its tensors."""
-        return Overload(*(tuple(code_type_of(row, self.uint8_holds) for row in types) for types in overload))
+        return Overload(*(tuple(code_type_of(each, self.uint8_holds) for each in types) for types in overload))

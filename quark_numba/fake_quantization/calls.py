@@ -23,7 +23,7 @@ from .granularity import first_place, last_place
 from .key import FORMS, Key, count_numbers, dtype_of, select
 
 # The element types of parameters.
-_TYPES = (FLOAT32, *(row for row in ELEMENT_TYPES if row.is_integer and row.bits >= 8), INT64)
+_TYPES = (FLOAT32, *(each for each in ELEMENT_TYPES if each.is_integer and each.bits >= 8), INT64)
 
 
 @keeps_labels

@@ -88,9 +88,9 @@ class Tables:
             self._add_node(operator, overload, need)
         types = operators.describe(operator, overload)
         # The release that has tensors of all these types.
-        release = max([row.ort_release or (0, 0) for side in overload for row in side], default=(0, 0))[1]
+        release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
         numbers = len(self._operators), first_node, len(different), release
-        codes = [*types.input_types, *types.output_types], [c_api.element_type(row) for row in overload.outputs]
+        codes = [*types.input_types, *types.output_types], [*map(c_api.type_number, overload.outputs)]
         self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, side)]) for side in codes)]))
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
@@ -123,7 +123,7 @@ class Tables:
             "ORT_FAIL": c_api.ORT_FAIL,
             "ANY_TYPE": c_api.ANY_TYPE,
             "ORT_OP_ATTR_INT": c_api.ORT_OP_ATTR_INT,
-            "UINT8_TYPE": c_api.element_type(UINT8),
+            "UINT8_TYPE": c_api.type_number(UINT8),
             "DOMAINS": len(self._domains),
             "FIRST_MINOR": c_api.FLOAT_QDQ_RELEASE[1] if job.has_qdq else 0,
             "MAX_ATTRIBUTES": max(len(operator.attributes) for operator in self._newest),
@@ -138,8 +138,9 @@ class Tables:
             "CPU": job.cpu,
             "COMMAND": COMMAND,
         }
-        names = {c_api.element_type(row): row.name for row in ELEMENT_TYPES if row.has_tensors()} | {c_api.ANY_TYPE: "?"}
-        types = {row.number: c_api.element_type(row) for row in ELEMENT_TYPES if row.has_tensors()}
+        in_tensors = [element_type for element_type in ELEMENT_TYPES if element_type.has_tensors()]
+        names = {c_api.type_number(each): each.name for each in in_tensors} | {c_api.ANY_TYPE: "?"}
+        types = {each.number: c_api.type_number(each) for each in in_tensors}
         features = [_list([*(f"{word}u" for word in where), _text(name)]) for name, where in job.checks]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
@@ -183,12 +184,12 @@ def _typed_by(operator: Operator) -> tuple[int, int]:
     def gives_type(index: int) -> bool:
         several = operator.types[operator.inputs[index].variable]
         unknown = [Tensor(None, None)] * len(operator.inputs)
-        types = [type_with([*unknown[:index], Tensor(row, None), *unknown[index + 1 :]]) for row in several]
+        types = [type_with([*unknown[:index], Tensor(each, None), *unknown[index + 1 :]]) for each in several]
         return len(several) > 1 and [*several] == types
 
     index = next(filter(gives_type, range(len(operator.inputs))), -1)
     instead = type_with([None] * len(operator.inputs))
-    return index, c_api.element_type(instead) if instead else c_api.ANY_TYPE
+    return index, c_api.type_number(instead) if instead else c_api.ANY_TYPE
 
 
 def _list(items: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ class LinearOperator:
             call=self.call,
             infer=self.infer,
             faults={number: names.message(number, *texts) for number in faults},
-            formats={row.name: row for row in version.quantized if code_type_of(row, self.uint8_holds) is row},
+            formats={each.name: each for each in version.quantized if code_type_of(each, self.uint8_holds) is each},
             select_format=self.format_of,
             column=scale_variable,
             meaning=self.meaning,

@@ -95,9 +95,9 @@ ANY_TYPE = 0
 FLOAT_QDQ_RELEASE = (1, 31)
 
 
-def element_type(row: ElementType) -> int:
+def type_number(element_type: ElementType) -> int:
     """Return the ONNXTensorElementDataType of an element type."""
-    return row.number if row.ort_number is None else row.ort_number
+    return element_type.number if element_type.ort_number is None else element_type.ort_number
 
 
 GetApi = CFUNCTYPE(c_void_p, c_uint32)

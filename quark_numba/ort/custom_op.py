@@ -146,7 +146,7 @@ class CustomOp:
                 # The name of a dimension that has neither size nor name, and that may differ from all others.
                 own = (b"" if size is not None else b"unknown_of_quark_numba_%d" % next(_dimensions) for size in shape)
                 names = [name or new for name, new in zip(names, own, strict=True)]
-                inferred = InferredTensor(c_api.element_type(output.element_type), shape, names)
+                inferred = InferredTensor(c_api.type_number(output.element_type), shape, names)
                 c_api.set_inferred_output(self.api, context, index, inferred)
 
     def _read(self, info: int) -> _Node:
@@ -178,7 +178,7 @@ class CustomOp:
             operator.infer(inputs, node.attributes)
         for index, declared in enumerate(node.outputs):
             allowed = [overload.outputs[index], UINT8]
-            if declared is not None and declared not in map(c_api.element_type, allowed):
+            if declared is not None and declared not in map(c_api.type_number, allowed):
                 raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
     def _find_or_compile(self, node: _Node) -> NodeKernel:
@@ -222,4 +222,4 @@ def _element_type(number: int) -> ElementType | None:
     """Return the element type of an ONNXTensorElementDataType, or None if the package does not have it."""
     from ..element_types import ELEMENT_TYPES
 
-    return next((element_type for element_type in ELEMENT_TYPES if c_api.element_type(element_type) == number), None)
+    return next((element_type for element_type in ELEMENT_TYPES if c_api.type_number(element_type) == number), None)

@@ -111,8 +111,8 @@ def _inputs(operator: Operator, overload: Overload) -> Iterator[list[int]]:
     float32, or as integers of one type. "Any type" would also accept float16 tensors, and declaring all combinations of types
     would take thousands of overloads."""
     others = [parameter for parameter in operator.inputs if not parameter.is_homogeneous]
-    integers = [row for row in filter(carries, operator.types[others[0].variable]) if row.is_integer] if others else []
-    choices = [product((FLOAT32, row), repeat=len(others)) for row in integers or [FLOAT32]]
+    integers = [each for each in filter(carries, operator.types[others[0].variable]) if each.is_integer] if others else []
+    choices = [product((FLOAT32, element_type), repeat=len(others)) for element_type in integers or [FLOAT32]]
     for chosen in dict.fromkeys(itertools.chain(*choices)):
         own, types = iter(chosen), iter(overload.inputs)
         yield [next(types if parameter.is_homogeneous else own).number for parameter in operator.inputs]

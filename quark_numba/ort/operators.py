@@ -41,7 +41,7 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
 
     TensorRT models may declare float8 codes as uint8. ONNX Runtime compares declared types with inferred ones. So such outputs
     are registered as "any type", which it does not infer, and as optional, which "any type" requires."""
-    has_any_type = [row is operator.uint8_holds for row in overload.outputs]
+    has_any_type = [each is operator.uint8_holds for each in overload.outputs]
     types = iter(overload.inputs)
     return Description(
         operator.domain,
@@ -54,10 +54,10 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
         is_checked=operator.is_checked_at_load or not operator.is_homogeneous,
         attributes=[(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
         input_types=[
-            c_api.element_type(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs
+            c_api.type_number(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs
         ],
         output_types=[
-            c_api.ANY_TYPE if any_type else c_api.element_type(element_type)
+            c_api.ANY_TYPE if any_type else c_api.type_number(element_type)
             for element_type, any_type in zip(overload.outputs, has_any_type, strict=True)
         ],
         input_characteristics=[_CHARACTERISTICS[parameter.option] for parameter in operator.inputs],

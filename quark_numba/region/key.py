@@ -61,7 +61,7 @@ MAX_INPUTS, MAX_STREAMS, MAX_STEPS = 48, 16, 64
 
 # The element types of zero points: the operator's types of at least 4 bits. For inputs that may differ in type, ONNX Runtime
 # does not support smaller types.
-ZERO_POINTS = tuple(row for row in _ROUND_TRIP.quantized if row.bits >= 4)
+ZERO_POINTS = tuple(each for each in _ROUND_TRIP.quantized if each.bits >= 4)
 
 # The element types of inputs that may be cast.
 CASTS = (FLOAT16, BFLOAT16)
@@ -292,7 +292,7 @@ def _operand_faults(step: Step, inputs: list[Input], names: Sequence[str]) -> It
             yield f"has the operand {names[index]} of one element; expected one without a shape"
         expected = ZERO_POINTS if is_parameter and index == 2 else CASTS if step.operator == CAST else (FLOAT32,)
         if element_type not in expected:
-            known = ", ".join(row.name for row in expected)
+            known = ", ".join(element_type.name for element_type in expected)
             yield f"has the operand {names[index]} of element type {element_type.name}; expected {known}"
         if is_parameter and not is_scalar and step.axis >= 0:
             yield f"has several scales and axis {step.axis}; expected an axis below 0, counted from the last one"

@@ -16,7 +16,7 @@ from ...fake_quantization import granularity
 from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
 from ...fake_quantization.key import FORMS, Key, count_numbers
 from ...fake_quantization.operators import BROADCASTS, FAULTS, NUMBER, ONE_ELEMENT, VALUES, key_of
-from ..c_api import element_type
+from ..c_api import type_number
 from . import context
 from .context import MAX_RANK
 
@@ -43,7 +43,7 @@ STATE = context.state_dtype(
 )
 
 # The ONNXTensorElementDataType of numbers.
-FLOATS, DOUBLES, INTEGERS, LONG_INTEGERS = map(element_type, (FLOAT32, FLOAT64, INT32, INT64))
+FLOATS, DOUBLES, INTEGERS, LONG_INTEGERS = map(type_number, (FLOAT32, FLOAT64, INT32, INT64))
 
 COST = 2  # of an element, see `context.is_small`
 

@@ -45,10 +45,10 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if output_dtype not in (0, y.number):
         raise ValueError(f"output_dtype is {output_dtype}; expected {y.number}, as y is {y.name}")
-    precisions = {0: None} | {row.number: row for row in keys.PRECISIONS if scale is not INT32 or row is FLOAT64}
+    precisions = {0: None} | {each.number: each for each in keys.PRECISIONS if scale is not INT32 or each is FLOAT64}
     precision = attributes.get("precision", 0)
     if precision not in precisions:
-        expected = " or ".join(f"{number} ({row.name})" if row else "0" for number, row in precisions.items())
+        expected = " or ".join(f"{number} ({each.name})" if each else "0" for number, each in precisions.items())
         raise ValueError(f"precision is {precision}; expected {expected} for a scale of {scale.name}")
     saturate = attributes.get("saturate", 1) != 0
     key = keys.select(operator.operation, x, scale, quantized, y, saturate=saturate, precision=precisions[precision])  # type: ignore[arg-type]
