@@ -56,7 +56,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
-    """Yield the operators that codes connect, each group in the order of the model."""
+    """Yield the matches that codes connect, each group in the order of the model."""
     parents: dict[Any, Any] = {}
 
     def root(value: Any) -> Any:
@@ -64,13 +64,13 @@ def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
             value = parents[value]
         return value
 
-    for operator in matches.values():
-        for source in operator.sources:
+    for match in matches.values():
+        for source in match.sources:
             if not source.is_constant:
-                parents[root(source.node.x)] = root(operator.target.quantize.y)
+                parents[root(source.node.x)] = root(match.target.quantize.y)
     groups: dict[Any, list[Match]] = {}
-    for operator in matches.values():
-        groups.setdefault(root(operator.target.quantize.y), []).append(operator)
+    for match in matches.values():
+        groups.setdefault(root(match.target.quantize.y), []).append(match)
     yield from groups.values()
 
 
