@@ -148,7 +148,7 @@ def _rceil_scale(key: Key) -> Any:
 @inline
 def _ceil_exponent(bits: Any) -> Any:
     """Return the biased exponent of the least power of two, from 2**-127 on, that is at least the number with these bits. A
-    subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126."""
+    subnormal number is above 2**-127, which has the biased exponent 0, if it is above half of 2**-126."""
     u32 = np.uint32
     limit = u32(0) if bits > u32(0x7FFFFF) else u32(0x400000)
     return u32(u32(bits >> u32(23)) + (u32(1) if u32(bits & u32(0x7FFFFF)) > limit else u32(0)))

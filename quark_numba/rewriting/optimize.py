@@ -159,8 +159,8 @@ def optimize(
     Raises
     ------
     ModelError
-        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is not
-        "custom", and a node of this package's operators has no standard form. The message names the nodes.
+        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is
+        "standard" or "webgpu", and a node of this package's operators has no standard form. The message names the nodes.
     TypeError, ValueError
         If an argument has an invalid value or type.
     """
