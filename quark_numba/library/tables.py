@@ -1,5 +1,5 @@
 """The tables of a library, as C: all overloads of all operators, and for those that nodes need, what the nodes are and their
-states. ``structures.h`` describes them."""
+states. ``structures.h`` declares the structs, whose fields have the same names here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from ..ort.custom_op import Need
 from ..ort.native import REGISTERED
 from ..ort.nodes import context
 from .targets import COMMAND, Job
+
+# The functions of an operator's nodes, and the place of a processor's feature in what CPUID returns: fields of structs.
+_FUNCTIONS = "settle", "compute", "prepare", "destroy"
+_FEATURE = "leaf", "subleaf", "register_", "bit"
 
 
 class Tables:
@@ -58,26 +62,47 @@ class Tables:
         attributes = []
         for attribute in operator.attributes:
             free = node.FREE.index(attribute.name) if attribute.name in getattr(node, "FREE", ()) else -1
-            is_required = str(int(attribute.default is None))
-            fields = _text(attribute.name), attribute.kind, is_required, _value(attribute, attribute.default), str(free)
-            attributes.append(_list(fields))
+            attributes.append(
+                _struct(
+                    name=_text(attribute.name),
+                    kind=attribute.kind,
+                    is_required=int(attribute.default is None),
+                    standard=_value(attribute, attribute.default),
+                    free=free,
+                )
+            )
         needs = self._needs[operator.domain, operator.name]
-        messages, functions = "0", ["0"] * 4
+        messages, functions = "0", dict.fromkeys(_FUNCTIONS, "0")
         if needs:
             contents = operators.messages_of(operator)
             messages = self._array("word", [_list([f"(word){_text(text)}", str(len(text))]) for text in contents], "[2]")
-            addresses = [operators.node_function(operator.family, name) for name in ("settle", "compute", "prepare", "destroy")]
-            functions = [self._symbol(address) if address else "0" for address in addresses]
-        counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
-        options = [
+            addresses = {name: operators.node_function(operator.family, name) for name in _FUNCTIONS}
+            functions |= {name: self._symbol(address) for name, address in addresses.items() if address}
+        inputs, outputs = (
             self._array("uint8_t", [*map(str, side)]) for side in (first.input_characteristics, first.output_characteristics)
-        ]
+        )
         for overload in overloads:
             names = [tuple(element_type.name for element_type in side) for side in overload]
             self._add_overload(operator, overload, [need for need in needs if [need.inputs, need.outputs] == names])
-        texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
-        flags = [*map(str, (int(operator.is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
-        self._operators.append(_list([*texts, *map(str, counts), *options, *flags, messages, *functions]))
+        typed_by, instead = _typed_by(operator)
+        self._operators.append(
+            _struct(
+                domain=_text(operator.domain),
+                name=_text(operator.name),
+                attributes=self._array("struct attribute", attributes),
+                attribute_count=len(attributes),
+                input_count=len(operator.inputs),
+                output_count=len(operator.outputs),
+                inputs=inputs,
+                outputs=outputs,
+                is_homogeneous=int(operator.is_homogeneous),
+                takes_type=int(operator.takes_type),
+                typed_by=typed_by,
+                instead=instead,
+                messages=messages,
+                **functions,
+            )
+        )
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
@@ -89,21 +114,30 @@ class Tables:
         types = operators.describe(operator, overload)
         # The release that has tensors of all these types.
         release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
-        numbers = len(self._operators), first_node, len(different), release
-        codes = [*types.input_types, *types.output_types], [*map(c_api.type_number, overload.outputs)]
-        self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, side)]) for side in codes)]))
+        self._overloads.append(
+            _struct(
+                of=len(self._operators),
+                first_node=first_node,
+                node_count=len(different),
+                first_release=release,
+                types=_list([*map(str, (*types.input_types, *types.output_types))]),
+                held=_list([str(c_api.type_number(element_type)) for element_type in overload.outputs]),
+            )
+        )
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
         attributes = dict(need.attributes)
         state, functions = operators.words_of(operator, overload, attributes)
         words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(state)]
-        fields = [
-            self._array("struct value", [_value(attribute, attributes[attribute.name]) for attribute in operator.attributes]),
-            self._array("void *const", words),
-            str(len(words)),
-            "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
-        ]
-        self._nodes.append(_list(fields))
+        values = [_value(attribute, attributes[attribute.name]) for attribute in operator.attributes]
+        self._nodes.append(
+            _struct(
+                values=self._array("struct value", values),
+                state=self._array("void *const", words),
+                state_words=len(words),
+                types="0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
+            )
+        )
 
     def header(self) -> str:
         """Return the content of tables.h, in ASCII."""
@@ -141,12 +175,15 @@ class Tables:
         in_tensors = [element_type for element_type in ELEMENT_TYPES if element_type.has_tensors()]
         names = {c_api.type_number(each): each.name for each in in_tensors} | {c_api.ANY_TYPE: "?"}
         types = {each.number: c_api.type_number(each) for each in in_tensors}
-        features = [_list([*(f"{word}u" for word in where), _text(name)]) for name, where in job.checks]
+        features = [
+            _struct(**{field: f"{word}u" for field, word in zip(_FEATURE, where, strict=True)}, name=_text(name))
+            for name, where in job.checks
+        ]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
             "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
             "char *const ENTRIES": [_text(text) for entry in NO_FUSIONS.items() for text in entry if job.has_qdq] + ["0"],
-            "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
+            "struct feature FEATURES": [*features, _struct(**dict.fromkeys(_FEATURE, 0), name=0)],
             "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,
             "struct node NODES": self._nodes or ["{0}"],
@@ -196,6 +233,11 @@ def _list(items: Sequence[str]) -> str:
     return f"{{{', '.join(items)}}}"
 
 
+def _struct(**fields: str | int) -> str:
+    """Return a struct as C writes it. The fields are in the order of ``structures.h``."""
+    return _list([*map(str, fields.values())])
+
+
 def _text(text: str | bytes) -> str:
     """Return a text as C writes it, in ASCII."""
     content = text.encode() if isinstance(text, str) else text
@@ -210,11 +252,11 @@ def _number(number: int) -> str:
 def _value(attribute: Attribute, value: Any) -> str:
     """Return the value of an attribute in C. None means that it is missing."""
     if value is None:
-        return "{0, 0}"
+        return _struct(number=0, text=0)
     if attribute.kind == "STRING":
-        return f"{{0, {_text(value)}}}"
+        return _struct(number=0, text=_text(value))
     if attribute.kind == "FLOAT":
         (value,) = struct.unpack("<I", struct.pack("<f", value))
     elif attribute.kind != "INT":
         raise RuntimeError(f"attribute {attribute.name} is of the kind {attribute.kind}, which libraries lack")
-    return f"{{{_number(value)}, 0}}"
+    return _struct(number=_number(value), text=0)
