@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,25 +96,24 @@ def analyze(
     check_choices(BY, by=by)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms, execution.providers)
-    analyzer = _Analyzer(recipe, execution.providers_here, threads=execution.threads or number_of_processors())
-    check_chosen(outputs, analyzer.segments.outputs)
-    batches = open_batches(analyzer.segments.inputs, data)
-    for experiment in analyzer.experiments:
+    setup = _Setup(recipe, execution.providers_here)
+    check_chosen(outputs, setup.segments.outputs)
+    batches = open_batches(setup.segments.inputs, data)
+    for experiment in setup.experiments:
         if experiment.has_points and not batches.is_reiterable:
             raise ModelError(
                 f"{experiment.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )
     run = {"command": "analyze", "by": recipe.by, "what_if": recipe.what_if, "outputs": outputs}
-    runner = Runner(execution, batches, run, models, passes=1 + analyzer.has_points)
-    with runner.connected():
-        analysis = analyzer.run(runner)
+    runner = Runner(execution, batches, run, models, passes=1 + setup.has_points)
+    analysis = _analysis(setup, *_measure(setup, runner))
     float_twin.check(*models)
     return analysis
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The models and the measurements. Each process makes its analyzer from a recipe."""
+    """The models and the measurements. Each process makes its setup from a recipe."""
 
     model: Source
     reference: Source | None
@@ -125,27 +124,18 @@ class _Recipe:
     providers: Sequence[str] | None
 
 
-def _make_work_elsewhere(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
-    """Return the function that measures a batch in another process, in the first pass or at the points of the second. A process
-    has one batch at a time."""
-    analyzer = _Analyzer(recipe, recipe.providers, threads=threads)
-    analyzer.threads_of_batch = threads
-    return analyzer.make_work(points)
+class _Setup:
+    """What a process makes from a recipe: the twin, its segments, and the experiments. The recipe may name other providers than
+    this process has."""
 
-
-class _Analyzer:
-    """An analyzer measures batches. Other processes make theirs from the recipe, which may name other providers than this
-    process has."""
-
-    def __init__(self, recipe: _Recipe, providers: Sequence[str] | None, *, threads: int) -> None:
-        self.recipe, self.providers, self.threads = recipe, providers, threads
+    def __init__(self, recipe: _Recipe, providers: Sequence[str] | None) -> None:
+        self.recipe, self.providers = recipe, providers
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin, providers)
             chosen = recipe.chosen or self.segments.outputs
             self.random = random_outputs(recipe.model, recipe.reference, chosen)
         self.chosen = [name for name in chosen if name not in self.random]
-        self.reference = None if recipe.reference is None else self.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
             self.experiments.append(Sweep(self.segments, self.chosen, recipe.by))
@@ -154,104 +144,6 @@ class _Analyzer:
         if recipe.histograms:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
         self.has_points = any(experiment.has_points for experiment in self.experiments)
-        self.threads_of_batch = 1  # each batch is measured on so many threads
-        self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # the first batch and its outputs, if it ran here
-
-    def run(self, runner: Runner) -> Analysis:
-        done = self.total(Measured, runner, None)
-        measured: Measured = done.sums
-        experiments = list(zip(self.experiments, measured.experiments, strict=True))
-        points = [experiment.points(measured, sums) for experiment, sums in experiments]
-        compared = iter(self.total(_Points, runner, points).sums.outputs if self.has_points else ())
-        assert done.first
-        first, outputs = self.first or self.run_again(done.first)
-        analysis = self.analysis_of(done)
-        others = {"the twin": [measured.twin]}
-        for (experiment, sums), chosen in zip(experiments, points, strict=True):
-            at_points = list(itertools.islice(compared, len(chosen)))
-            outcome = Outcome(measured, sums, at_points, analysis.tensors, first)
-            for name, value in experiment.report(outcome).items():
-                setattr(analysis, name, value)
-            others[experiment.where] = [*sums.outputs.values(), *at_points]
-        self.reference = None  # a session of the whole model needs the memory
-        optimized = self.optimizations(first, outputs, analysis.unmatched)
-        analysis.optimizations = _output_errors(optimized)
-        analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimizations": [optimized]})
-        analysis.not_compared |= self.random
-        return analysis
-
-    def analysis_of(self, done: Total) -> Analysis:
-        """Return the analysis without what experiments and ONNX Runtime's optimizations add to it."""
-        measured: Measured = done.sums
-        reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
-        why = "its shape differs in the float model, so only its own error is measured"
-        return Analysis(
-            tensors=self.tensors(measured),
-            outputs=_output_errors(measured.outputs),
-            unmatched=self.twin.found.unmatched | dict.fromkeys(reshaped, why),
-            samples=measured.samples,
-            batches=done.done,
-            failed=done.failed,
-            twin=_output_errors(measured.twin),
-        )
-
-    def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
-        """Return the sums of the first pass over the data, or of the second at these points."""
-        make_work = functools.partial(self.make_work, points)
-        if not runner.execution.is_here:
-            threads_elsewhere = runner.execution.threads_of_process
-            make_work = functools.partial(_make_work_elsewhere, self.recipe, points, threads_elsewhere)
-        batches_at_a_time = self.threads
-        if runner.batches.count == 1:  # the threads share it
-            batches_at_a_time, self.threads_of_batch = 1, self.threads
-        return runner.total(kind, make_work, threads=batches_at_a_time, stopped=self.segments.stopped)
-
-    def tensors(self, measured: Measured) -> list[QuantizedTensor]:
-        """Return the errors of all quantized tensors, the worst first."""
-        tensors = [
-            tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place])
-            for each in self.twin.quantizers
-        ]
-        return sorted(tensors, key=_worst_first)
-
-    def make_work(self, points: list[list[Point]] | None) -> Work:
-        """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
-        if points is None:
-            return self.measure_batch
-        configs = [each.config(point) for each, chosen in zip(self.experiments, points, strict=True) for point in chosen]
-        return functools.partial(self.measure_points, configs)
-
-    def run_again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
-        """Return the inputs and outputs of a batch that ran in another process, or before the run was resumed."""
-        feed = batch.load()
-        return feed, self.segments.run(feed, self.segments.quantized, quantized=True)
-
-    def measure_batch(self, batch: Batch) -> Measured:
-        feed = batch.load()
-        tensors: dict[int, TensorSums] = {}
-        results = [ExperimentSums() for _ in self.experiments]
-
-        def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
-            tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
-            for experiment, sums in zip(self.experiments, results, strict=True):
-                sums.noise |= experiment.see(quantizer, x)
-
-        values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in self.experiments))
-        outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
-        reference = twin if self.reference is None else sessions.run(self.reference, feed)
-        batch_values = BatchValues(values, floats, twin, reference)
-        runs = [
-            (sums, key, run)
-            for experiment, sums in zip(self.experiments, results, strict=True)
-            for key, run in experiment.runs(batch_values).items()
-        ]
-        compared = in_order(lambda run: run[2](), runs, self.threads_of_batch, self.segments.stopped)
-        for (sums, key, _), comparison in zip(runs, compared, strict=True):
-            sums.outputs[key] = comparison
-        if batch.number == 0:
-            self.first = feed, outputs
-        twin_comparison = Comparison() if self.reference is None else self.compare(twin, reference)
-        return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), twin_comparison, results)
 
     def session_of(self, model: Source, name: str) -> Any:
         return sessions.session_of(model, name, providers=self.providers)
@@ -259,12 +151,56 @@ class _Analyzer:
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
 
-    def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Comparison:
-        try:
-            return self.compare(sessions.run(self.session_of(self.recipe.model, "the model"), feed), outputs)
-        except ModelError as error:
-            unmatched["ONNX Runtime's optimizations"] = str(error)
-            return Comparison()
+
+# The inputs of the first batch, and its outputs.
+_FirstBatch = tuple[sessions.Arrays, dict[str, Any]]
+
+
+class _Worker:
+    """What measures batches in a process, each on so many threads, with a session of the reference if there is one. `keep` gets
+    the first batch."""
+
+    def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstBatch], None] | None = None) -> None:
+        self.setup, self.segments, self.threads, self.keep = setup, setup.segments, threads, keep
+        reference = setup.recipe.reference
+        self.reference = None if reference is None else setup.session_of(reference, "the reference")
+
+    def make_work(self, points: list[list[Point]] | None) -> Work:
+        """Return the function of the first pass, or that of the second, at the points of each experiment."""
+        if points is None:
+            return self.measure_batch
+        pairs = zip(self.setup.experiments, points, strict=True)
+        configs = [experiment.config(point) for experiment, chosen in pairs for point in chosen]
+        return functools.partial(self.measure_points, configs)
+
+    def measure_batch(self, batch: Batch) -> Measured:
+        feed = batch.load()
+        experiments = self.setup.experiments
+        tensors: dict[int, TensorSums] = {}
+        results = [ExperimentSums() for _ in experiments]
+
+        def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
+            tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
+            for experiment, sums in zip(experiments, results, strict=True):
+                sums.noise |= experiment.see(quantizer, x)
+
+        values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in experiments))
+        outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
+        reference = twin if self.reference is None else sessions.run(self.reference, feed)
+        batch_values = BatchValues(values, floats, twin, reference)
+        runs = [
+            (sums, key, run)
+            for experiment, sums in zip(experiments, results, strict=True)
+            for key, run in experiment.runs(batch_values).items()
+        ]
+        compared = in_order(lambda run: run[2](), runs, self.threads, self.segments.stopped)
+        for (sums, key, _), comparison in zip(runs, compared, strict=True):
+            sums.outputs[key] = comparison
+        twin_comparison = Comparison() if self.reference is None else self.setup.compare(twin, reference)
+        comparison = self.setup.compare(outputs, reference)
+        if self.keep and batch.number == 0:
+            self.keep((feed, outputs))
+        return Measured(batch.layout.samples(feed), tensors, comparison, twin_comparison, results)
 
     def measure_points(self, configs: list[Config], batch: Batch) -> _Points:
         feed = batch.load()
@@ -274,9 +210,83 @@ class _Analyzer:
             reference = sessions.run(self.reference, feed)
 
         def compare_point(config: Config) -> Comparison:
-            return self.compare(self.segments.run(feed, config, quantized=True), reference)
+            return self.setup.compare(self.segments.run(feed, config, quantized=True), reference)
 
-        return _Points(list(in_order(compare_point, configs, self.threads_of_batch, self.segments.stopped)))
+        return _Points(list(in_order(compare_point, configs, self.threads, self.segments.stopped)))
+
+
+def _make_work_elsewhere(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
+    """Return what `make_work` returns, in another process. A process has one batch at a time."""
+    return _Worker(_Setup(recipe, recipe.providers), threads).make_work(points)
+
+
+def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison]], _FirstBatch]:
+    """Return the sums of the first pass over the data, the comparisons of the second at the points of each experiment, and the
+    first batch. The session of the reference ends here, because a later session of the whole model needs the memory."""
+    execution = runner.execution
+    threads = execution.threads or number_of_processors()
+    at_a_time, threads_of_batch = (1, threads) if runner.batches.count == 1 else (threads, 1)
+    first: list[_FirstBatch] = []
+    worker = _Worker(setup, threads_of_batch, first.append)
+
+    def total(kind: type[Measured] | type[_Points], points: list[list[Point]] | None) -> Total:
+        make_work = functools.partial(worker.make_work, points)
+        if not execution.is_here:
+            make_work = functools.partial(_make_work_elsewhere, setup.recipe, points, execution.threads_of_process)
+        return runner.total(kind, make_work, threads=at_a_time, stopped=setup.segments.stopped)
+
+    with runner.connected():
+        done = total(Measured, None)
+        experiments = zip(setup.experiments, done.sums.experiments, strict=True)
+        points = [experiment.points(done.sums, sums) for experiment, sums in experiments]
+        compared = iter(total(_Points, points).sums.outputs if setup.has_points else ())
+    at_points = [list(itertools.islice(compared, len(chosen))) for chosen in points]
+    if not first:  # it ran in another process, or before the run was resumed
+        assert done.first
+        feed = done.first.load()
+        first.append((feed, setup.segments.run(feed, setup.segments.quantized, quantized=True)))
+    return done, at_points, first[0]
+
+
+def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], first: _FirstBatch) -> Analysis:
+    """Return the analysis of what was measured, with the effect of ONNX Runtime's optimizations on the first batch."""
+    (feed, outputs), measured, quantizers = first, done.sums, setup.twin.quantizers
+    reshaped = [quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
+    why = "its shape differs in the float model, so only its own error is measured"
+    analysis = Analysis(
+        tensors=_tensors(quantizers, measured),
+        outputs=_output_errors(measured.outputs),
+        unmatched=setup.twin.found.unmatched | dict.fromkeys(reshaped, why),
+        samples=measured.samples,
+        batches=done.done,
+        failed=done.failed,
+        twin=_output_errors(measured.twin),
+    )
+    others = {"the twin": [measured.twin]}
+    for experiment, sums, compared in zip(setup.experiments, measured.experiments, at_points, strict=True):
+        outcome = Outcome(measured, sums, compared, analysis.tensors, feed)
+        for name, value in experiment.report(outcome).items():
+            setattr(analysis, name, value)
+        others[experiment.where] = [*sums.outputs.values(), *compared]
+    optimized = Comparison()
+    try:
+        optimized = setup.compare(sessions.run(setup.session_of(setup.recipe.model, "the model"), feed), outputs)
+    except ModelError as error:
+        analysis.unmatched[_OPTIMIZATIONS] = str(error)
+    analysis.optimizations = _output_errors(optimized)
+    analysis.not_compared = _not_compared(measured.outputs, others | {_OPTIMIZATIONS: [optimized]}) | setup.random
+    return analysis
+
+
+_OPTIMIZATIONS = "ONNX Runtime's optimizations"
+
+
+def _tensors(quantizers: Sequence[Quantizer], measured: Measured) -> list[QuantizedTensor]:
+    """Return the errors of all quantized tensors, the worst first."""
+    tensors = [
+        tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place]) for each in quantizers
+    ]
+    return sorted(tensors, key=_worst_first)
 
 
 def _output_errors(compared: Comparison) -> list[OutputError]:
