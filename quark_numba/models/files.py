@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import MissingFileError, ModelError, WriteError, file_error, reraise_of_signal_handler
-from .temporary import FRESH, PREFIX, exchanging, temporary_folder
+from .exchanges import exchanging
+from .temporary import FRESH, PREFIX, temporary_folder
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
