@@ -59,10 +59,14 @@ class _Library(codegen.JITCodeLibrary):  # type: ignore[misc]  # which has no ty
 
 
 def begin(machine: Machine) -> None:
-    """Compile for another machine from now on."""
+    """Compile for another machine from now on.
+
+    Numba's just-in-time compiler has no setting for another machine, so private parts of Numba and llvmlite are replaced here.
+    ``tests/processes/test_numba.py`` fails if a release lacks one of them, and ``tests/sessions/test_stand_alone_library.py``,
+    which runs the compiled functions, if a release uses them in another way."""
 
     class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc]
-        _library_class = _Library
+        _library_class = _Library  # compiled functions get stand-ins for addresses
         cpu = machine.cpu
 
         def _customize_tm_options(self, options: dict[str, Any]) -> None:
@@ -72,12 +76,16 @@ def begin(machine: Machine) -> None:
             # Cached functions of this kind differ from those of sessions, as the code generator has changed them.
             return machine.triple, f"{machine.cpu} elsewhere", machine.features
 
-        def set_env(self, *_: Any) -> None: ...
+        def set_env(self, *_: Any) -> None: ...  # it writes to memory of the function, which is not loaded
 
     ll.initialize_all_targets()
     ll.initialize_all_asmprinters()
+    # Numba asks LLVM for the system of this process.
     ll.get_process_triple = lambda: machine.triple
+    # LLVM's engine would load the code into this process. Of what this returns Numba takes only `target_data`, the layout of
+    # data, which the target machine has as well. All else it asks the `JitEngine` around it.
     ll.create_mcjit_compiler = lambda module, target_machine, **_: target_machine
+    # The processor, for any part of Numba that reads the configuration.
     config.CPU_NAME, config.CPU_FEATURES = machine.cpu, machine.features
     codegen.JitEngine, codegen.JITCPUCodegen = _Engine, Codegen
     cache.compile_elsewhere()

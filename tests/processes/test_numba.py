@@ -7,7 +7,7 @@ import pytest
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from quark_numba.compiling import jit
+from quark_numba.compiling import elsewhere, jit
 from quark_numba.linear import granularity
 
 # A module, a name in it, and the parameters that are passed, if it is called.
@@ -15,10 +15,20 @@ PARTS = [
     ("numba.core.ccallback", "CFunc", None),
     ("numba.core.ccallback", "CFunc.compile", ["self"]),
     ("numba.core.config", "LOOP_VECTORIZE", None),
-    ("numba.core.codegen", "JITCPUCodegen", None),
-    ("numba.core.codegen", "JITCodeLibrary", None),
+    ("numba.core.config", "CPU_NAME", None),
+    ("numba.core.config", "CPU_FEATURES", None),
+    *(
+        ("numba.core.codegen", f"JitEngine.{name}", None)
+        for name in vars(elsewhere._Engine)
+        if not name.startswith("__") and name != "_nothing"
+    ),
     ("numba.core.codegen", "JITCodeLibrary.get_pointer_to_function", ["self", "name"]),
+    ("numba.core.codegen", "JITCodeLibrary.serialize_using_bitcode", ["self"]),
+    ("numba.core.codegen", "JITCodeLibrary.serialize_using_object_code", ["self"]),
+    ("numba.core.codegen", "JITCPUCodegen._customize_tm_options", ["self", "options"]),
+    ("numba.core.codegen", "JITCPUCodegen._library_class", None),
     ("numba.core.codegen", "JITCPUCodegen.magic_tuple", ["self"]),
+    ("numba.core.codegen", "JITCPUCodegen.set_env", ["self", "env_name", "env"]),
     ("numba.core.codegen", "get_host_cpu_features", []),
     ("numba.core.compiler", "CompileResult._rebuild", ["target_context"]),
     ("numba.core.compiler", "CompileResult._reduce", ["self"]),
@@ -29,6 +39,8 @@ PARTS = [
     ("numba.core.serialize", "dumps", ["obj"]),
     ("numba.core.sigutils", "normalize_signature", ["sig"]),
     ("numba.core.typing.npydecl", "parse_dtype", ["dtype"]),
+    ("llvmlite.binding", "create_mcjit_compiler", ["module", "target_machine"]),
+    ("llvmlite.binding", "get_process_triple", []),
     ("numba.np.ufunc.parallel", "_check_tbb_version_compatible", []),
 ]
 
@@ -47,6 +59,7 @@ def test_the_code_generator_gives_libraries():
     for name in ("add_ir_module", "finalize", "get_pointer_to_function", "_get_module_for_linking", "_ensure_finalized"):
         assert callable(getattr(library, name)), name
     assert len(cpu_target.target_context.codegen().magic_tuple()) == 3
+    assert cpu_target.target_context.codegen()._tm
     assert callable(cgutils.alloca_once)
 
 
