@@ -1,5 +1,5 @@
 """The tables of a library, as C: all overloads of all operators, and for those that nodes need, what the nodes are and their
-states. ``structures.h`` declares the structs, whose fields have the same names here."""
+states. ``structures.h`` declares the structs."""
 
 from __future__ import annotations
 
@@ -234,8 +234,8 @@ def _list(items: Sequence[str]) -> str:
 
 
 def _struct(**fields: str | int) -> str:
-    """Return a struct as C writes it. The fields are in the order of ``structures.h``."""
-    return _list([*map(str, fields.values())])
+    """Return a struct of ``structures.h`` as C writes it."""
+    return _list([f".{name} = {value}" for name, value in fields.items()])
 
 
 def _text(text: str | bytes) -> str:
