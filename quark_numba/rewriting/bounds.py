@@ -1,7 +1,7 @@
 """Proved bounds of the magnitudes of a value's elements. Elements with a bound are neither NaN nor Inf.
 
 A bound has to hold for any order of additions, for rounded products, and for algorithms that split products, such as
-Winograd's. So a bound counts only if it is far below the largest float32."""
+Winograd's. So a bound counts only if it is far below the largest float32, and sums and products in float16 have none."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from .nodes import Operand
 from .signs_of_zeros import MOVE_FIRST
 
 _MAX_BOUND = 2.0**100
-
-# The factor by which rounding may enlarge a bound.
-_ROUNDED = 1.01
 
 # Larger constants are not read for a bound.
 _LARGE = 1 << 24
@@ -70,22 +67,28 @@ class Bounds:
         if isinstance(meaning, BlockRoundTrip) and len(node.inputs) > 1:
             return math.inf  # a scale of the tensor may make NaN
         if meaning is not None:
-            return _bound_of_meaning(self, meaning)
+            bound = _bound_of_meaning(self, meaning)
+            return math.inf if bound > FLOAT16.highest / 2 and self._may_be_float16(node) else bound
         rule = _RULES.get(node.op_type) if node.domain == "" else None
         if rule is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
             return math.inf
+        if node.op_type in _MAY_OVERFLOW and self._may_be_float16(node):
+            return math.inf
         return rule(self, node, *(0.0 if value is None else self.find(value) for value in node.inputs))
+
+    def _may_be_float16(self, node: ir.Node) -> bool:
+        return self.graph.inferred_type(node.outputs[0]) in (None, FLOAT16)
 
 
 def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
     """Return the bound of the result of one of the package's nodes."""
     if isinstance(meaning, BlockRoundTrip):
-        return 2 * _ROUNDED * bounds.find(meaning.x.value)  # at most the next power of two
+        return _rounded(2 * bounds.find(meaning.x.value))  # at most the next power of two
     if isinstance(meaning, FakeQuantize):
         if meaning.form != "codes":
             return math.inf
         scale, low, high = (bounds.find(each.value) for each in meaning.parameters.values() if isinstance(each, Operand))
-        return _ROUNDED * max(low, high) * scale
+        return _rounded(max(low, high) * scale)
     if not isinstance(meaning, (RoundTrip, Dequantize)) or meaning.element_type is None:
         return math.inf
     codes, scale = meaning.element_type, bounds.find(meaning.scale.value)
@@ -93,10 +96,17 @@ def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
         return 2.0 ** (codes.bits + 1) * scale
     is_rounded = isinstance(meaning, RoundTrip) and meaning.saturate and meaning.is_symmetric
     is_rounded &= math.isfinite(bounds.reduce_constant(meaning.scale.value, _largest_inverse))  # 0 / 0 is NaN
-    return _ROUNDED * bounds.find(meaning.x.value) + scale if is_rounded else math.inf
+    # Rounding to float types of few bits may enlarge a quotient by half, and by a step of the subnormal codes, at most 1.
+    return _rounded(2 * bounds.find(meaning.x.value) + scale) if is_rounded else math.inf
 
 
 # The bounds of ONNX's operators. A rule takes the bounds, the node, and the bounds of its inputs.
+
+
+def _rounded(bound: float) -> float:
+    """Return the bound of rounded results, also of sums that are rounded many times. Subnormal float16 numbers are 2**-24
+    apart."""
+    return 1.01 * bound + 2.0**-24
 
 
 def _largest(array: NDArray[Any]) -> float:
@@ -123,21 +133,21 @@ def _sum_of_filters(array: NDArray[Any]) -> float:
 
 def _pool(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
-    return math.inf if node.attributes.get_int("ceil_mode", 0) else x
+    return math.inf if node.attributes.get_int("ceil_mode", 0) else _rounded(x)
 
 
 def _clip(bounds: Bounds, node: ir.Node, x: float, *limits: float) -> float:
-    """Return the bound of a Clip. NaN and all numbers within the limits pass a Clip; the limits may exclude 0."""
-    if len(limits) != 2 or not math.isfinite(x):
-        return math.inf if not math.isfinite(x) or limits else x
-    return max(limits)
+    """Return the bound of a Clip. NaN passes a Clip, so x needs a bound. The limits may exclude 0; either may be missing."""
+    given = [limit for limit, value in zip(limits, node.inputs[1:], strict=True) if value is not None]
+    given += [abs(node.attributes.get_float(name, 0.0)) for name in ("min", "max") if name in node.attributes]
+    return math.inf if math.isinf(x) else max(given) if len(given) == 2 else max([x, *given])
 
 
 def _cast(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
     to = find(node.attributes.get_int("to", 0))
     if to is FLOAT16:
-        return min(_ROUNDED * x, float(to.highest)) if x <= to.highest else math.inf
-    return _ROUNDED * x if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
+        return min(_rounded(x), float(to.highest)) if x <= to.highest else math.inf
+    return _rounded(x) if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
 
 
 def _pad(bounds: Bounds, node: ir.Node, x: float, pads: float = 0.0, value: float | None = None, *others: float) -> float:
@@ -145,12 +155,12 @@ def _pad(bounds: Bounds, node: ir.Node, x: float, pads: float = 0.0, value: floa
 
 
 def _product(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
-    return _ROUNDED * a * b if math.isfinite(a) and math.isfinite(b) else math.inf
+    return _rounded(a * b) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
 def _quotient(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float) -> float:
     inverse = bounds.reduce_constant(node.inputs[1], _largest_inverse) if node.inputs[1] else math.inf
-    return _ROUNDED * a * inverse if math.isfinite(a) and math.isfinite(inverse) else math.inf
+    return _rounded(a * inverse) if math.isfinite(a) and math.isfinite(inverse) else math.inf
 
 
 def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: float = 0.0, *others: float) -> float:
@@ -162,16 +172,19 @@ def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: floa
     if not math.isfinite(sums) or not math.isfinite(x):
         return math.inf
     factors = [abs(node.attributes.get_float(name, 1.0)) for name in ("alpha", "beta")]
-    return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * x + max(factors[1], 1) * bias)
+    return _rounded(max(factors[0], 1) * sums * x + max(factors[1], 1) * bias)
 
+
+# Operators that may compute numbers of a larger magnitude than all operands.
+_MAY_OVERFLOW = ("Add", "AveragePool", "Conv", "Div", "Gemm", "MatMul", "Mul", "Round", "Sub", "Sum")
 
 # Operators whose outputs have only elements of their first input, elements of smaller or equal magnitude, and 0.
 _BOUNDED_BY_FIRST = (*MOVE_FIRST, "Abs", "HardSwish", "Neg", "Relu", "Trilu")
 _AT_MOST_1 = ("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh")
 _RULES: Mapping[str, Callable[..., float]] = {
     **{name: lambda bounds, node, x, *others: x for name in _BOUNDED_BY_FIRST},
-    **{name: lambda bounds, node, x, *others: 1.0 if math.isfinite(x) else math.inf for name in _AT_MOST_1},
-    **{name: lambda bounds, node, *terms: _ROUNDED * sum(terms) for name in ("Add", "Sub", "Sum")},
+    **{name: lambda bounds, node, x, *others: _rounded(1.0) if math.isfinite(x) else math.inf for name in _AT_MOST_1},
+    **{name: lambda bounds, node, *terms: _rounded(sum(terms)) for name in ("Add", "Sub", "Sum")},
     **{name: lambda bounds, node, *inputs: max(inputs) for name in ("Concat", "Max", "Min")},
     **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
     **dict.fromkeys(("Conv", "Gemm", "MatMul"), _products),
