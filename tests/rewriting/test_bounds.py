@@ -133,11 +133,18 @@ def test_limits_of_a_clip_were_attributes(limits):
 @pytest.mark.parametrize("scale", [0.37, 1e-30, 1e20])
 @pytest.mark.compiled
 def test_round_trips(name, scale):
-    parameters = [constant("s", scale, np.float32), constant("p", 0, oracle.dtype(name))]
-    domain = "com.amd.quark" if name in ("bfloat16", "float16") else ""
-    nodes = [*pair("x", "d", "z", ("s", "p"), domain=domain), helper.make_node("Tanh", ["z"], ["t"])]
-    in_one = optimized(node_model(nodes, parameters, opset=25), qdq="float", regions=False).model
-    assert math.isfinite(assert_bounds_hold(in_one)["z"])
+    """Of numbers up to several limits, which are rounded away from 0 by as much as the type has."""
+    nodes, given = [], [constant("s", scale, np.float32), constant("p", 0, oracle.dtype(name))]
+    for k in range(16):
+        limit = np.float32(0.37 * 2 ** (1.001 * k / 16))
+        given += [constant(f"least{k}", -limit), constant(f"most{k}", limit)]
+        domain = "com.amd.quark" if name in ("bfloat16", "float16") else ""
+        nodes.append(helper.make_node("Clip", ["x", f"least{k}", f"most{k}"], [f"clipped{k}"]))
+        nodes += pair(f"clipped{k}", f"codes{k}", f"z{k}", ("s", "p"), domain=domain)
+        nodes.append(helper.make_node("Tanh", [f"z{k}"], [f"t{k}"]))
+    in_one = optimized(node_model(nodes, given, opset=25), qdq="float", regions=False).model
+    found = assert_bounds_hold(in_one)
+    assert all(math.isfinite(found[f"z{k}"]) for k in range(16))
 
 
 @pytest.mark.parametrize("op_type", ["Mul", "Add"])
