@@ -33,7 +33,6 @@ class Graph(Nodes):
         model: ir.Model,
         *,
         keep_quantized_weights: bool = False,
-        qdq: Qdq = "float",
         regions: bool = False,
         keep_initializers_as_inputs: bool = True,
         replaced: frozenset[str] = frozenset(),
@@ -44,8 +43,9 @@ class Graph(Nodes):
             for value in [value for value in model.graph.inputs if value.is_initializer()]:
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
-        self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
+        self.keep_quantized_weights, self.regions, self.integers = keep_quantized_weights, regions, integers
         self.operators = operators
+        self.qdq: Qdq = "float"  # what becomes of ONNX's own nodes, as `choose_qdq` answers
         self.done: Counter[tuple[str, str]] = Counter()
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order

@@ -39,7 +39,7 @@ _FIRST_OPSET = 10
 
 def rewrite(graph: Graph) -> None:
     version = graph.model.opset_imports.get("", 0)
-    if graph.qdq != "auto" or graph.integers == "nowhere" or version < _FIRST_OPSET:
+    if graph.qdq != "auto" or version < _FIRST_OPSET:
         return
     matches: dict[Node, Match] = {}  # by the quantize node after it
     for node in graph.model.graph.all_nodes():

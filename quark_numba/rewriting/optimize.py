@@ -59,11 +59,11 @@ PASSES = (
 )
 
 # The passes for a model in standard operators. Casts are standard, and stay as they are.
-_NOT_STANDARD = (integer_operators, casts, own_operators, regions)
+_NOT_STANDARD = (casts, own_operators, regions)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
-# The passes for a model on an NVIDIA GPU. ONNX Runtime's integer operators run only on the CPU.
-CUDA_PASSES = (*(rewriting for rewriting in PASSES if rewriting is not integer_operators), standard_forms)
+# The passes for a model on an NVIDIA GPU.
+CUDA_PASSES = (*PASSES, standard_forms)
 
 
 class Options(TypedDict, total=False):
@@ -239,8 +239,8 @@ def optimized(
 ) -> Optimized:
     """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants. `integers`:
     where integer operators have to be exact, if they may be used at all. `has_other_providers` says whether the model is for
-    execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need, and with
-    `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
+    execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need.
+    `choose_qdq` says what becomes of ONNX's own nodes."""
     check_choices(QDQ, qdq=qdq)
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
@@ -258,16 +258,20 @@ def optimized(
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
-            # Without the native backend nothing could run what ONNX Runtime is not to see.
-            qdq="onnxruntime" if qdq == "auto" and not (regions or is_standard) else qdq,
             regions=regions or is_standard,
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
             operators=operators,
         )
-        if has_other_providers and qdq == "auto" and operators != "cuda":
-            graph.qdq = "onnxruntime" if standard_operators.runs_all(graph) else "float"
+        graph.qdq = choose_qdq(
+            qdq,
+            operators,
+            is_native=regions,
+            has_other_providers=has_other_providers,
+            is_run_by_onnx_runtime=has_other_providers and standard_operators.runs_all(graph),
+            integers=integers,
+        )
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
         for rewriting in (own_operators,) if standard_operators.leave_all(graph) else passes:
             rewriting.rewrite(graph)
@@ -275,6 +279,32 @@ def optimized(
         if has_other_providers:
             graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
+
+
+def choose_qdq(
+    qdq: Qdq,
+    operators: Operators,
+    *,
+    is_native: bool,
+    has_other_providers: bool,
+    is_run_by_onnx_runtime: bool,
+    integers: Integers,
+) -> Qdq:
+    """Return what becomes of ONNX's own quantization nodes in a model, given the argument `qdq`. "onnxruntime": ONNX Runtime
+    runs them. "float": they are rewritten in `operators`. "auto": the same, apart from groups that become integer operators.
+
+    `is_run_by_onnx_runtime` says whether ONNX Runtime runs all quantization nodes of the model without this package. The page
+    of sessions, ``quark_numba/session/README.md``, has the answers as a table."""
+    if qdq != "auto":
+        return qdq
+    if has_other_providers and operators != "cuda":  # a provider may have integer operators
+        return "onnxruntime" if is_run_by_onnx_runtime else "float"
+    if operators in standard_forms.ONNX_ONLY:
+        return "float"
+    if not is_native:  # nothing runs the nodes that own_operators writes
+        return "onnxruntime"
+    # ONNX Runtime has integer operators only on the CPU.
+    return "float" if operators == "cuda" or integers == "nowhere" else "auto"
 
 
 def _read(source: model_files.Source) -> tuple[ir.Model | None, str]:

@@ -13,11 +13,49 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, config_entry
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import choose_qdq, optimized
 from quark_numba.session.build import get_or_build
 from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
+
+
+# A model on the CPU with the native backend, and what differs from it in a row.
+ON_THE_CPU = {
+    "operators": "custom",
+    "is_native": True,
+    "has_other_providers": False,
+    "is_run_by_onnx_runtime": False,
+    "integers": "here",
+}
+OTHER, RUN = {"has_other_providers": True}, {"is_run_by_onnx_runtime": True}
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({}, "auto"),
+        ({"integers": "anywhere"}, "auto"),
+        ({"integers": "nowhere"}, "float"),
+        ({"is_native": False}, "onnxruntime"),
+        ({"is_native": False, "integers": "nowhere"}, "onnxruntime"),
+        ({"operators": "standard"}, "float"),
+        ({"operators": "webgpu"}, "float"),
+        ({"operators": "standard", "is_native": False}, "float"),
+        ({"operators": "cuda"}, "float"),
+        ({"operators": "cuda", **OTHER, **RUN}, "float"),
+        ({"operators": "standard", **OTHER, **RUN}, "onnxruntime"),
+        ({"operators": "standard", **OTHER}, "float"),
+        ({"operators": "custom", **OTHER, **RUN}, "onnxruntime"),
+        ({"operators": "custom", **OTHER}, "float"),
+        ({"is_native": False, **OTHER}, "float"),
+    ],
+)
+def test_what_becomes_of_onnxs_own_nodes(differs, expected):
+    """The rows of the table in the page of sessions."""
+    given = ON_THE_CPU | differs
+    assert choose_qdq("auto", **given) == expected
+    assert [choose_qdq(qdq, **given) for qdq in ("float", "onnxruntime")] == ["float", "onnxruntime"]
 
 
 @pytest.fixture
