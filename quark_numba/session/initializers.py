@@ -1,25 +1,23 @@
-"""The initializers that session options replace. Session options do not list them. So `find_replacements` lets ONNX Runtime
-create sessions of probes: small models that only output tensors with the names of the model's initializers. ONNX Runtime
-replaces a tensor of a probe as it would replace the model's initializer of that name, so its answer shows what it replaces.
+"""Find out which tensors of a model session options replace.
 
-The functions use these probes, in this order:
+A user can give a session other weights than those of the model: by ``SessionOptions.add_initializer`` for a tensor of the
+model, by ``add_external_initializers`` for a tensor in a file, and by ``add_external_initializers_from_files_in_memory`` for
+whole files. Such a tensor is not a constant, so `optimize` must not fold it. But the options do not say what was given to them.
 
-==========================  ==========================================  =======================================================
-Function                    Tensors of the probe                        What the answer of ONNX Runtime proves
-==========================  ==========================================  =======================================================
-`_find_in_place_of_files`   some initializers in files; the probe       No error: the options added exactly these tensors
-                            names a file that does not exist            (``add_external_initializers``). Error that names an
-                                                                        initializer: the options added it, and the probe lacks
-                                                                        it. Error of a missing file: the options did not add
-                                                                        one of the probe's tensors.
-`has_files_in_memory`       the added tensors, and one more in a file   Another error than with plain options: the options
-                            that does not exist                         have files in memory.
-`_find_from_memory`         the added tensors, and the other            No error: the files of all these are in memory.
-                            initializers in files, empty, with the
-                            names of their files
-`_find_replaced`            the added tensors, and an empty tensor for  An output that is not empty: ``add_initializer``
-                            each other constant                         replaces it.
-==========================  ==========================================  =======================================================
+So `find_replacements` asks ONNX Runtime, with probes. A probe is a small model without nodes. It has initializers with names
+and types of the model's constants, and outputs them. ONNX Runtime makes a session of the probe with the user's options, and
+replaces the initializers as it would replace the model's. Its error, or the outputs of the session, show what it did:
+
+1. Which tensors in files does ``add_external_initializers`` replace (`_find_in_place_of_files`)? In the probe, tensors are in
+   a file that does not exist. ONNX Runtime reads the file of a tensor that is not replaced, and fails. It also fails if a
+   tensor that was added is missing in the probe, and names the tensor. So the probe starts without tensors, and gets those that
+   errors name, one by one, until there is no error. (After the first error, a probe with all of them is tried.)
+2. Are there files in memory (``options.has_files_in_memory``)? The probe has the tensors of step 1, and one more in a file that
+   does not exist. If the error differs from that with new options, ONNX Runtime looked for the file in memory.
+3. Only if so: are the files of all other tensors in memory (`_find_from_memory`)? The probe has the tensors of step 1, and the
+   others with the names of their own files. Those are empty, as nothing has to be read. No error: all are replaced.
+4. Which of the remaining initializers does ``add_initializer`` replace (`_find_replaced`)? In the probe they are empty. An
+   output that is not empty was replaced.
 """
 
 from __future__ import annotations
