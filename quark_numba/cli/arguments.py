@@ -121,8 +121,7 @@ def add_qdq(parser: argparse.ArgumentParser) -> None:
         "--qdq",
         choices=QDQ,
         default="auto",
-        help="how ONNX's own quantization nodes run: in float, as onnxruntime runs them, or on integers where that is faster "
-        "(default: %(default)s)",
+        help="who runs ONNX's own quantization nodes: quark_numba in float, onnxruntime, or the best (default: %(default)s)",
     )
 
 

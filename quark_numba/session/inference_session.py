@@ -48,9 +48,20 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         added to the options replace those of the model, also in the place of files, and files in memory replace files of
         tensors.
     qdq : "auto", "float" or "onnxruntime"
-        As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "float" if `sess_options`
-        were registered with `qdq` = "float". If the session has execution providers other than the CPU provider, and ONNX
-        Runtime runs the model by itself, "auto" is "onnxruntime": a provider may have its own integer operators.
+        Who runs ONNX's own QuantizeLinear and DequantizeLinear, also those in com.microsoft. Nodes of other quantizers are run
+        by this package in any case.
+
+        - "float": this package, as they are written. Float operators run between them. Needs ONNX Runtime 1.31 or later, unless
+          `operators` is or means "standard".
+        - "onnxruntime": ONNX Runtime, which may fuse them with their neighbours into integer operators.
+        - "auto": on the CPU, as "float", but groups of 8-bit nodes become integer operators of ONNX Runtime if these are
+          estimated to be faster. Then a code may differ by one, if the exact result is almost in the middle between two codes.
+          ``session.disable_quant_qdq`` = "1" and optimization levels below ORT_ENABLE_EXTENDED turn these groups off.
+
+        In three cases "auto" means one of the other two. It means "float" if `sess_options` were registered with `qdq` =
+        "float", and where `operators` is or means "cuda". With other execution providers, which may have integer operators of
+        their own, it means "onnxruntime" if ONNX Runtime can run all quantization nodes of the model, else "float". Without the
+        native backend it means "onnxruntime" on the CPU.
     operators : "auto", "custom", "cuda" or "standard"
         In which operators the model is written, as in `optimize`. "auto": "cuda" if the CUDA provider is the only one beside
         the CPU provider, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's
