@@ -72,7 +72,8 @@ def models_finding(kept: Kept) -> Iterator[str]:
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
     yield f"In `InferenceSession`, {share:.0%} of {len(ratios)} latencies are at most {AS_FAST} × the float model's"
     yield f"(the median is {digits(median(ratios))} ×), and all are at most {digits(max(ratios))} ×."
-    yield "These are all models in Quark's types and in ONNX's operators, float8 included, on one thread and on two."
+    yield "These are all models with a float model, in Quark's types and in ONNX's operators, float8 included, on one thread"
+    yield "and on two."
     others = range_of_ratios(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
     yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
     yield f"they take {range_text(others)}."

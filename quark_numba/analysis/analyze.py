@@ -179,8 +179,8 @@ class _Worker:
         tensors: dict[int, TensorSums] = {}
         results = [ExperimentSums() for _ in experiments]
 
-        def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
-            tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
+        def see(quantizer: Quantizer, x: Array, before: Array, after: Array) -> None:
+            tensors[quantizer.place] = measure(quantizer, x, before, after)
             for experiment, sums in zip(experiments, results, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 
@@ -215,7 +215,7 @@ class _Worker:
         return _Points(list(in_order(compare_point, configs, self.threads, self.segments.stopped)))
 
 
-def _make_work_elsewhere(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
+def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
     """Return what `make_work` returns, in another process. A process has one batch at a time."""
     return _Worker(_Setup(recipe, recipe.providers), threads).make_work(points)
 
@@ -232,7 +232,7 @@ def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison
     def total(kind: type[Measured] | type[_Points], points: list[list[Point]] | None) -> Total:
         make_work = functools.partial(worker.make_work, points)
         if not execution.is_here:
-            make_work = functools.partial(_make_work_elsewhere, setup.recipe, points, execution.threads_of_process)
+            make_work = functools.partial(_make_work_of_worker, setup.recipe, points, execution.threads_of_process)
         return runner.total(kind, make_work, threads=at_a_time, stopped=setup.segments.stopped)
 
     with runner.connected():

@@ -78,18 +78,18 @@ def _compiling_is_told() -> Iterator[None]:
 
         def emit(self, record: logging.LogRecord) -> None:
             kept_in = getattr(record, "kept_in", None)
-            if kept_in is None:
+            if kept_in is None and record.levelno >= logging.WARNING:
                 tell("yellow", "warning", record.getMessage())
-            elif not self.is_told:
+            elif kept_in is not None and not self.is_told:
                 self.is_told = True
                 tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {kept_in}")
 
-    logger = logging.getLogger("quark_numba.compiling")
-    level, handler = logger.level, Teller(logging.INFO)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    package, compiling = logging.getLogger("quark_numba"), logging.getLogger("quark_numba.compiling")
+    level, handler = compiling.level, Teller()
+    package.addHandler(handler)
+    compiling.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
+        compiling.setLevel(level)
+        package.removeHandler(handler)

@@ -58,7 +58,7 @@ class _Process:
     # A session waits for functions that may have to be compiled, and none of them has been compiled yet.
     session_waits = False
     # Functions are compiled for another machine. They have files as Numba keeps them: their object files cannot be loaded here.
-    compiles_elsewhere = False
+    is_for_another_machine = False
     # A file could not be written. Then waiting for the files of other processes is in vain, too.
     cannot_write = False
 
@@ -71,9 +71,9 @@ def session_waits() -> None:
     _process.session_waits = True
 
 
-def compile_elsewhere() -> None:
+def compile_for_another_machine() -> None:
     """Keep functions for C as Numba does from now on, as they are compiled for another machine."""
-    _process.compiles_elsewhere = True
+    _process.is_for_another_machine = True
 
 
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
@@ -84,7 +84,7 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
-    is_loaded = not signature and not _process.compiles_elsewhere
+    is_loaded = not signature and not _process.is_for_another_machine
     compiler._cache = file = (_FileForC if is_loaded else _File)(compiler.__qualname__)
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)

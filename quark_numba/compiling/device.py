@@ -17,7 +17,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from . import elsewhere, jit
+from . import jit, other_machines
 from .cache import digest, kept_text
 from .lock import created_once
 
@@ -67,10 +67,10 @@ class DeviceKernel:
     @created_once
     def ptx(self) -> str:
         """The PTX text. It is kept on disk as kernels are."""
-        return kept_text(self._function.__qualname__, elsewhere.CUDA, self._make)
+        return kept_text(self._function.__qualname__, other_machines.CUDA, self._make)
 
     def _make(self) -> str:
-        return elsewhere.ptx(self.thread_function, self.entry, self.work.itemsize // 8)
+        return other_machines.ptx(self.thread_function, self.entry, self.work.itemsize // 8)
 
     @created_once
     def thread_function(self) -> Any:

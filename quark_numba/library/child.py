@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from ..compiling import elsewhere
+from ..compiling import other_machines
 from ..errors import reason_of
 from .targets import Job
 
@@ -16,12 +16,12 @@ CANNOT_WRITE = 3
 
 def main() -> None:
     job: Job = pickle.load(sys.stdin.buffer)
-    elsewhere.begin(job.machine)
+    other_machines.begin(job.machine)
     from .tables import Tables  # only now: compiled functions depend on the machine
 
     tables, folder = Tables(job), Path(job.folder)
     files = {"tables.h": tables.header().encode("ascii")}
-    files |= {f"{symbol}.o": elsewhere.object_file(address) for symbol, address in tables.functions.items()}
+    files |= {f"{symbol}.o": other_machines.object_file(address) for symbol, address in tables.functions.items()}
     try:
         for name, content in files.items():
             (folder / name).write_bytes(content)

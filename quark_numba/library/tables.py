@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..catalog import OPERATORS
-from ..compiling import elsewhere
+from ..compiling import other_machines
 from ..declaration import Attribute, Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, UINT8, ElementType
 from ..ort import NO_FUSIONS, c_api, operators
@@ -51,7 +51,7 @@ class Tables:
 
     def _symbol(self, address: int) -> str:
         """Return the symbol of a function. Several functions under one name are the same."""
-        name = elsewhere.symbol_of(address)
+        name = other_machines.symbol_of(address)
         self.functions.setdefault(name, address)
         return name
 
@@ -197,7 +197,7 @@ class Tables:
                 *registers,
                 *(f"#define {name} {_text(text)}\n" for name, text in texts.items()),
                 *(
-                    f"extern word {name}({', '.join(['word'] * elsewhere.count_arguments(address))});\n"
+                    f"extern word {name}({', '.join(['word'] * other_machines.count_arguments(address))});\n"
                     for name, address in self.functions.items()
                 ),
                 *self._arrays,

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from ..compiling.elsewhere import Machine
+from ..compiling.other_machines import Machine
 from ..errors import ModelError
 from ..ort.custom_op import Need
 

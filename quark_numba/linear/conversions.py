@@ -44,23 +44,23 @@ class Conversion(NamedTuple):
     out: NDArray[Any] | None = None
 
 
-def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
-    """Return a call on arrays that runs the conversion which `check` makes from its arguments. It keeps the plan of the
-    conversion: a later call with the same signature runs the plan, without checking anything again.
+def planned(make_conversion: Callable[P, Conversion], name: str = "") -> Callable[P, NDArray[Any]]:
+    """Return a call on arrays that checks its arguments and runs the conversion which `make_conversion` makes of them. It keeps
+    the plan of the conversion: a later call with the same signature runs the plan, without checking anything again.
 
-    The signature is what a plan depends on: the name of `check`, the options, and the dtypes and shapes of the arrays. A call
-    has no signature if x is not in C order, if an option is given in an unusual way, or if an argument is not a numpy array.
-    But a scale may be a number."""
-    name = check.__name__
-    of_check = inspect.signature(check)
-    defaults = {name: parameter.default for name, parameter in of_check.parameters.items()}
+    The signature is what a plan depends on: `name`, by default that of `make_conversion`; the options; and the dtypes and
+    shapes of the arrays. A call has no signature if x is not in C order, if an option is given in an unusual way, or if an
+    argument is not a numpy array. But a scale may be a number."""
+    name = name or make_conversion.__name__
+    parameters = inspect.signature(make_conversion)
+    defaults = {name: parameter.default for name, parameter in parameters.parameters.items()}
 
     @keeps_labels
-    @functools.wraps(check)
+    @functools.wraps(make_conversion)
     def convert_checked(*arguments: Any, signature: Any, **options: Any) -> NDArray[Any]:
-        return convert(check(*arguments, **options), signature)
+        return convert(make_conversion(*arguments, **options), signature)
 
-    @functools.wraps(check)
+    @functools.wraps(make_conversion)
     def call(
         x: Any,
         scale: Any,
@@ -94,7 +94,7 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
         options |= {name: value for name, value in (("dtype", dtype), ("output_dtype", output_dtype)) if value is not None}
         return convert_checked(x, scale, zero_point, signature=signature, axis=axis, block_size=block_size, out=out, **options)
 
-    call.__signature__ = of_check.replace(return_annotation="NDArray[Any]")  # type: ignore[attr-defined]
+    call.__signature__ = parameters.replace(return_annotation="NDArray[Any]")  # type: ignore[attr-defined]
     return cast(Callable[P, NDArray[Any]], call)
 
 

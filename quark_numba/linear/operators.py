@@ -152,10 +152,8 @@ class LinearOperator:
         """The call on arrays with the names of this operator's arguments. It keeps plans, as those for users do."""
         version = self.version
         onnx_version = None if version.domain else version
-        check = functools.partial(make_conversion, self.common.names, version.operation, onnx_version)
-        # The plans of the calls for users are kept under other names.
-        check.__name__ = f"{version.domain}::{version.name}-{version.since_version}"  # type: ignore[attr-defined]
-        return planned(check)
+        make = functools.partial(make_conversion, self.common.names, version.operation, onnx_version)
+        return planned(make, f"{version.domain}::{version.name}-{version.since_version}")
 
     def _view_as_codes(self, array: Any) -> Any:
         holds = self.uint8_holds

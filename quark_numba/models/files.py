@@ -40,7 +40,7 @@ def check_exists(path: str | os.PathLike[str]) -> None:
         pass
 
 
-def check_is_regular(path: str | os.PathLike[str], why: str = "as others may have no end") -> None:
+def check_is_regular(path: str | os.PathLike[str], why: str = "as a pipe or a device may have no end") -> None:
     """Raise ModelError if a path leads to a pipe, a socket or a device: reading one may never end. Folders and missing files
     give other errors when they are opened."""
     if is_special(path) and not os.path.isdir(path):

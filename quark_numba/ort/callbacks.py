@@ -56,7 +56,7 @@ def run_work(work_address: int) -> int:
 
 
 @jit.function
-def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
+def _run_on_another_thread(python_address: int, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
     """Let another thread run a Python function, and return the function's OrtStatus. If the function does not finish, the
     status is an error, or 0 if `api` is 0. While the interpreter ends, no other thread can enter Python: then this thread runs
     the function."""
@@ -94,7 +94,7 @@ def register(options: int, api_base: int, python_address: int) -> int:
     """Register the operators (RegisterCustomOps). The library adds the third argument: the address of a record PYTHON."""
     python = record_at(python_address, PYTHON)
     api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; any version will do to create an OrtStatus
-    return _run_elsewhere(python_address, api, python.register, options, api_base, _NOTHING, _NOTHING)
+    return _run_on_another_thread(python_address, api, python.register, options, api_base, _NOTHING, _NOTHING)
 
 
 def create(op: int, api: int, info: int, result: int) -> int:
@@ -102,7 +102,7 @@ def create(op: int, api: int, info: int, result: int) -> int:
     array_at(result, 1, np.int64)[0] = 0
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
-    return _run_elsewhere(python_address, api, python.create, op, api, info, result)
+    return _run_on_another_thread(python_address, api, python.create, op, api, info, result)
 
 
 def infer(op: int, context: int) -> int:
@@ -111,7 +111,7 @@ def infer(op: int, context: int) -> int:
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
     thread = call(python.PyThread_get_thread_ident, (0,))
-    return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, thread, _NOTHING)
+    return _run_on_another_thread(python_address, _NOTHING, python.infer, op, context, thread, _NOTHING)
 
 
 SHARED = (run_work, register, create, infer)
@@ -192,7 +192,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
         call(hook.PyErr_Fetch, (error_address, error_address + 8, error_address + 16))
         answer_address, answer = new_record(_ANSWER)
         answer.result, answer.is_node_at_fault = 0, 0
-        _run_elsewhere(hook.python, _NOTHING, hook.retry, k_id, feed, attributes, answer_address)
+        _run_on_another_thread(hook.python, _NOTHING, hook.retry, k_id, feed, attributes, answer_address)
         result = answer.result
         has_result = result != 0
         was_interrupted = has_result and answer.is_node_at_fault == 0

@@ -134,8 +134,8 @@ def optimize(
         groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
         differ by one, where a result is within a thousandth of a step of the middle between two. "float": all, and without
         integer operators. "onnxruntime", for execution providers other than the CPU provider: only those for which ONNX Runtime
-        gives the results of the specification. If such nodes quantize activations anywhere, all stay but those that ONNX
-        Runtime cannot run.
+        gives the results of the specification. If any of ONNX's own nodes quantizes an activation, only nodes that ONNX Runtime
+        cannot run.
     operators : "custom", "cuda", "standard" or "webgpu"
         In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
         "cuda": in those of this package's that have kernels for NVIDIA GPUs, for sessions with the CUDA provider and these

@@ -19,7 +19,7 @@ from ..ort.providers import CPU
 from .artifact import Artifact
 from .model_cache import ModelCache
 from .options import NOTHING_REPLACED, options_lock, options_replace_nothing
-from .request import Operators, SessionRequest
+from .request import RequestedOperators, SessionRequest
 
 # Modules that a process does not need if it finds its model kept are imported inside of functions.
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         provider_options: Any = None,
         *,
         qdq: Qdq = "auto",
-        operators: Operators = "auto",
+        operators: RequestedOperators = "auto",
         blocked_layout: bool = True,
         keep_quantized_weights: bool = False,
         keep_initializers_as_inputs: bool = True,

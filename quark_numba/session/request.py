@@ -16,8 +16,8 @@ from .cache_keys import check_cache
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
 
 # In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
-Operators = Literal["auto", "custom", "cuda", "standard"]
-CHOICES: tuple[Operators, ...] = get_args(Operators)
+RequestedOperators = Literal["auto", "custom", "cuda", "standard"]
+CHOICES: tuple[RequestedOperators, ...] = get_args(RequestedOperators)
 
 # The arguments that ONNX Runtime takes only by name.
 _ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
@@ -34,7 +34,7 @@ class SessionRequest(NamedTuple):
     options: onnxruntime.SessionOptions
     providers: Any = None
     qdq: Qdq = "auto"
-    operators: Operators = "auto"
+    operators: RequestedOperators = "auto"
     blocked_layout: bool = True
     keep_quantized_weights: bool = False
     keep_initializers_as_inputs: bool = True

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.compiled
 @pytest.mark.slow
 def test_sessions_load_nothing_of_gpus():
     modules = [f"quark_numba.{package}.device" for package in ("compiling", "linear", "block", "region")]
-    names = "onnxruntime", "quark_numba.compiling.elsewhere", *modules
+    names = "onnxruntime", "quark_numba.compiling.other_machines", *modules
     assert loaded(f"{PREPARE}\nsession(one_node('quantize', 'int8'))", *names) == ["onnxruntime"]
 
 
@@ -84,7 +84,7 @@ def test_what_a_gpu_lacks_is_refused(template, error, message):
 def test_a_change_of_a_familys_arithmetic_changes_the_name_of_its_file(family, kernel):
     module = f"quark_numba.{family}.device"
     assert kernel()._function.__qualname__.endswith(f"_{cache.digest(module)}")
-    assert {f"quark_numba.{family}.arithmetic", "quark_numba.compiling.elsewhere", "quark_numba.linear.device"} <= {
+    assert {f"quark_numba.{family}.arithmetic", "quark_numba.compiling.other_machines", "quark_numba.linear.device"} <= {
         *sources(module)
     }
 

@@ -7,7 +7,7 @@ import pytest
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from quark_numba.compiling import elsewhere, jit
+from quark_numba.compiling import jit, other_machines
 from quark_numba.linear import granularity
 
 # A module, a name in it, and the parameters that are passed, if it is called.
@@ -19,7 +19,7 @@ PARTS = [
     ("numba.core.config", "CPU_FEATURES", None),
     *(
         ("numba.core.codegen", f"JitEngine.{name}", None)
-        for name in vars(elsewhere._Engine)
+        for name in vars(other_machines._Engine)
         if not name.startswith("__") and name != "_nothing"
     ),
     ("numba.core.codegen", "JITCodeLibrary.get_pointer_to_function", ["self", "name"]),

@@ -130,9 +130,9 @@ def test_a_damaged_byte(library):
 # Compiles for a machine, and prints whether kernels use its instructions for multiply-add and for float16.
 INSTRUCTIONS = """
 import sys
-from quark_numba.compiling import elsewhere
+from quark_numba.compiling import other_machines
 
-elsewhere.begin(elsewhere.Machine(*sys.argv[1:]))
+other_machines.begin(other_machines.Machine(*sys.argv[1:]))
 from quark_numba.compiling import intrinsics
 
 print(intrinsics.HAS_FMA, intrinsics.HAS_FLOAT16)

@@ -26,10 +26,10 @@ EXPONENT = np.int64(0x7FF0000000000000)
 
 
 @jit.inline
-def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
+def _step(x: Any, own: Any, before: Any, after: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
     """Add element i to the partial sums of a lane. One array holds all sums, so that the compiler sees that they do not
     overlap."""
-    value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
+    value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(before[i]), np.float64(after[i])
     # Equal infinities do not differ, nor do two NaNs.
     is_nan = value != value
     error = 0.0 if (stays == value) | (is_nan & (stays != stays)) else stays - value
@@ -53,10 +53,10 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
     lanes[LANES * LARGEST + lane] = error if (error > largest) | (error != error) else largest
 
 
-def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any, lanes: Any) -> None:
+def _add_up(x: Any, own: Any, before: Any, after: Any, lowest: Any, highest: Any, sums: Any, lanes: Any) -> None:
     """Write the sums into `sums`, in the order of ``TENSOR_SUMS``. `lanes` has zeros, LANES for each sum.
 
-    x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
+    x is the tensor in the float model, and `own` is x after rounding. `before` and `after` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A
     NaN against a number counts as the largest difference."""
     lanes[LANES * LEAST_CODE : LANES * (LEAST_CODE + 1)] = np.inf
@@ -64,9 +64,9 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
     whole = x.size // LANES * LANES
     for start in range(0, whole, LANES):
         for lane in range(LANES):
-            _step(x, own, arrived, kept, lowest, highest, start + lane, lane, lanes)
+            _step(x, own, before, after, lowest, highest, start + lane, lane, lanes)
     for lane in range(x.size - whole):
-        _step(x, own, arrived, kept, lowest, highest, whole + lane, lane, lanes)
+        _step(x, own, before, after, lowest, highest, whole + lane, lane, lanes)
     for field in (SIGNAL, ENERGY, PRODUCT, NOISE, OWN_NOISE, INHERITED_NOISE, FLUSHED, SATURATED):
         sums[field] = 0.0
         for lane in range(LANES):

@@ -94,14 +94,14 @@ def _kernel(name: str) -> Any:
     return getattr(kernels, name)()
 
 
-def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
-    """Return the sums over a tensor: x in the float model, `arrived` and `kept` before and after rounding in the quantized
+def measure(quantizer: Quantizer, x: Array, before: Array, after: Array) -> TensorSums:
+    """Return the sums over a tensor: x in the float model, `before` and `after` before and after rounding in the quantized
     model. If their shape differs from that of x, the sums are those of x and its own error."""
     own = quantizer.apply(x)
     form = quantizer.form
     lowest, highest = form.limits or (-math.inf, math.inf)
-    is_reshaped = arrived.shape != x.shape
-    sums = add_up(x, own, x if is_reshaped else arrived, own if is_reshaped else kept, lowest, highest)
+    is_reshaped = before.shape != x.shape
+    sums = add_up(x, own, x if is_reshaped else before, own if is_reshaped else after, lowest, highest)
     sums.reshaped = float(is_reshaped)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
@@ -127,9 +127,9 @@ def signal(x: Array) -> float:
     return add_up(x, x, x, x, -math.inf, math.inf).signal
 
 
-def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
+def add_up(x: Array, own: Array, before: Array, after: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(len(TENSOR_SUMS))
-    _kernel("add_up")(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums, np.zeros(LANES * sums.size))
+    _kernel("add_up")(*map(_flat, (x, own, before, after)), lowest, highest, sums, np.zeros(LANES * sums.size))
     return TensorSums(x.size, **dict(zip(TENSOR_SUMS, sums.tolist(), strict=True)))
 
 
