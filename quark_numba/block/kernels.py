@@ -1,4 +1,14 @@
-"""The loops over blocks of a key of the dispatch table, and the functions that compile them."""
+"""The loops over blocks of a key of the dispatch table, and the functions that compile them. From the inside out:
+
+- `convert` of ``arithmetic`` rounds an element, given the step of its sub-block.
+- `convert_columns` and `convert_consecutive` convert a unit: a few blocks, whose elements stay in the first-level cache. They
+  find the largest magnitude of each block, then its scale and its steps, and then round the elements. The first takes blocks
+  that lie side by side in memory, the second blocks whose own elements do.
+- `run_columns`, `run_consecutive` and `run_transposed` convert a range of units. The last one copies blocks along the last axis
+  into a tile, so that they lie side by side, and back.
+- `run` converts a part of an array by one of these, and `run_packed` does so for codes of less than 8 bits.
+- `serial`, `parallel` and `task` are the three variants of a kernel (``compiling.variants``): for one thread, for Numba's
+  threads and for those of ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The conversion of arrays whose arguments have been checked: its loop, its result, and its chunks for dask arrays."""
+"""How a call on arrays is run.
+
+The first call with a signature makes a Conversion of its arguments, which checks them; derives a Plan from it, which has the
+kernel and the loop; keeps the plan (``plans``); and runs it. Later calls with the same signature run the kept plan at once: on
+few elements that saves most of a call's time. For dask arrays, each chunk is a conversion."""
 
 from __future__ import annotations
 
