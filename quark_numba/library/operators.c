@@ -92,7 +92,7 @@ static word make_kernel(
     memcpy(kernel->own, node->state, node->state_words * sizeof(word));
     for (size_t i = 0; i < of->attribute_count; i++)
         if (of->attributes[i].free >= 0) values[of->attributes[i].free] = found[i].number;
-    if (of->settle && !of->settle((word)kernel->own, (word)values)) {
+    if (of->set_attributes && !of->set_attributes((word)kernel->own, (word)values)) {
         free(kernel);
         return lacks(self, info, found);
     }

@@ -18,7 +18,7 @@ struct attribute {
     enum kind kind;
     int is_required;
     struct value standard; /* the default */
-    int free;              /* its place among the values that `settle` gets; -1: it is compared with the table */
+    int free;              /* its place among the values that `set_attributes` gets; -1: it is compared with the table */
 };
 
 /* A node that the library can run. */
@@ -37,7 +37,7 @@ struct operator_ {
     int is_homogeneous, takes_type; /* takes_type: the attribute output_dtype gives the type of the output, or else */
     int typed_by, instead;          /* the input of this index has it, or if the input is left out, it is `instead` */
     const word (*messages)[2]; /* null: there is no node of the operator */
-    word (*settle)(word state, word values);
+    word (*set_attributes)(word state, word values);
     word (*compute)(word state, word context);
     word (*prepare)(word state, word constants);
     word (*destroy)(word state);

@@ -19,7 +19,7 @@ from ..ort.nodes import context
 from .targets import COMMAND, Job
 
 # The functions of an operator's nodes, and the place of a processor's feature in what CPUID returns: fields of structs.
-_FUNCTIONS = "settle", "compute", "prepare", "destroy"
+_FUNCTIONS = "set_attributes", "compute", "prepare", "destroy"
 _FEATURE = "leaf", "subleaf", "register_", "bit"
 
 
@@ -61,7 +61,7 @@ class Tables:
         node = operators.node_of(operator.family)
         attributes = []
         for attribute in operator.attributes:
-            free = node.FREE.index(attribute.name) if attribute.name in getattr(node, "FREE", ()) else -1
+            free = node.FREE_ATTRIBUTES.index(attribute.name) if attribute.name in getattr(node, "FREE_ATTRIBUTES", ()) else -1
             attributes.append(
                 _struct(
                     name=_text(attribute.name),
@@ -72,12 +72,12 @@ class Tables:
                 )
             )
         needs = self._needs[operator.domain, operator.name]
-        messages, functions = "0", dict.fromkeys(_FUNCTIONS, "0")
+        of_nodes: dict[str, str] = {}
         if needs:
-            contents = operators.messages_of(operator)
-            messages = self._array("word", [_list([f"(word){_text(text)}", str(len(text))]) for text in contents], "[2]")
+            messages = [_list([f"(word){_text(text)}", str(len(text))]) for text in operators.messages_of(operator)]
             addresses = {name: operators.node_function(operator.family, name) for name in _FUNCTIONS}
-            functions |= {name: self._symbol(address) for name, address in addresses.items() if address}
+            of_nodes = {name: self._symbol(address) for name, address in addresses.items() if address}
+            of_nodes["messages"] = self._array("word", messages, "[2]")
         inputs, outputs = (
             self._array("uint8_t", [*map(str, side)]) for side in (first.input_characteristics, first.output_characteristics)
         )
@@ -99,14 +99,13 @@ class Tables:
                 takes_type=int(operator.takes_type),
                 typed_by=typed_by,
                 instead=instead,
-                messages=messages,
-                **functions,
+                **of_nodes,
             )
         )
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
-        free = getattr(operators.node_of(operator.family), "FREE", ())
+        free = getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
         # Nodes that differ in free attributes alone are one.
         different = {(need.types, *(item for item in need.attributes if item[0] not in free)): need for need in needs}
         for need in different.values():
@@ -127,17 +126,12 @@ class Tables:
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
         attributes = dict(need.attributes)
-        state, functions = operators.words_of(operator, overload, attributes)
-        words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(state)]
-        values = [_value(attribute, attributes[attribute.name]) for attribute in operator.attributes]
-        self._nodes.append(
-            _struct(
-                values=self._array("struct value", values),
-                state=self._array("void *const", words),
-                state_words=len(words),
-                types="0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
-            )
-        )
+        numbers, functions = operators.words_of(operator, overload, attributes)
+        words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(numbers)]
+        contents = [_value(attribute, attributes[attribute.name]) for attribute in operator.attributes]
+        types = {} if need.types is None else {"types": self._array("int", [*map(str, need.types), "-1"])}
+        values, state = self._array("struct value", contents), self._array("void *const", words)
+        self._nodes.append(_struct(values=values, state=state, state_words=len(words), **types))
 
     def header(self) -> str:
         """Return the content of tables.h, in ASCII."""
@@ -183,7 +177,7 @@ class Tables:
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
             "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
             "char *const ENTRIES": [_text(text) for entry in NO_FUSIONS.items() for text in entry if job.has_qdq] + ["0"],
-            "struct feature FEATURES": [*features, _struct(**dict.fromkeys(_FEATURE, 0), name=0)],
+            "struct feature FEATURES": [*features, "{0}"],
             "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,
             "struct node NODES": self._nodes or ["{0}"],
@@ -234,7 +228,7 @@ def _list(items: Sequence[str]) -> str:
 
 
 def _struct(**fields: str | int) -> str:
-    """Return a struct of ``structures.h`` as C writes it."""
+    """Return a struct of ``structures.h`` as C writes it. Fields that are not given are 0."""
     return _list([f".{name} = {value}" for name, value in fields.items()])
 
 
@@ -252,11 +246,11 @@ def _number(number: int) -> str:
 def _value(attribute: Attribute, value: Any) -> str:
     """Return the value of an attribute in C. None means that it is missing."""
     if value is None:
-        return _struct(number=0, text=0)
+        return "{0}"
     if attribute.kind == "STRING":
-        return _struct(number=0, text=_text(value))
+        return _struct(text=_text(value))
     if attribute.kind == "FLOAT":
         (value,) = struct.unpack("<I", struct.pack("<f", value))
     elif attribute.kind != "INT":
         raise RuntimeError(f"attribute {attribute.name} is of the kind {attribute.kind}, which libraries lack")
-    return _struct(number=_number(value), text=0)
+    return _struct(number=_number(value))

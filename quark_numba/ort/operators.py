@@ -100,7 +100,7 @@ def messages_of(operator: Operator) -> tuple[bytes, ...]:
     """Return an operator's messages, in their order."""
     from .nodes import context
 
-    return context.messages_of(operator, getattr(node_of(operator.family), "NUMBERS", ()))
+    return context.messages_of(operator, getattr(node_of(operator.family), "MESSAGE_NUMBERS", ()))
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any], *, compiles: bool = True) -> NDArray[Any]:

@@ -22,27 +22,31 @@ from .source import TILE, TILE_WORK, Writer, bind_names
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
 
-# The record that the tasks of a node share. Addresses and numbers:
-# - `program`, the C function that runs the program on a tile; `y`, the address of the elements of y;
-# - `count`, the number of inputs, and `streams`, how many of them have more than one element; `inputs` and `itemsizes`, the
-#   addresses of two arrays: the addresses of the inputs' elements, and the bytes of an element, 0 for an input of one element;
-# - `dimensions`, `lengths` and `masks`, the loop, as from ``granularity.merge_dimensions``;
-# - for steps that round to block formats: `group_size`, the rows of a group, into which a tile is divided; `functions`, the
-#   address of their functions, two for each; `buffers_size`, the bytes of the program's buffers;
-# - `has_failed`, which a task sets if it cannot allocate memory.
-# ``granularity.set_layout`` sets the others:
-# - `block`, the elements of a block, 0 if no step rounds to a block format; `size`, the number of elements of y in memory;
-# - `outer`, `length` and `inner`, if the program rounds to block formats: y has this shape, with blocks along the second axis;
-# - `lanes`, 0 or the channels of a block of the blocked layout. In memory such a y has the shape (outer, length / lanes, inner,
-#   lanes). A y in ONNX's layout whose blocks are consecutive in memory is described in the same way, see
-#   ``granularity.describe_as_channels``;
-# - `own_lanes`, 0 unless the layout adds channels to y, which `length` does not count: the channels of y itself in the last
-#   block of the layout. Then `batch_size` is the number of elements in memory for one index of the batch, and `last_block`
-#   how many of them are before the last block of channels.
+# The record that the tasks of a node share. ``granularity.set_layout`` sets the fields from `block` on.
 WORK = words(
-    *("program", "y", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
-    *("group_size", "functions", "buffers_size", "has_failed"),
-    *("block", "size", "outer", "length", "inner", "lanes", "own_lanes", "batch_size", "last_block"),
+    "program",  # the C function that runs the program on a tile
+    "y",  # the address of the elements of y
+    "count",  # the number of inputs
+    "streams",  # how many of them have more than one element
+    "inputs",  # the address of an array of the addresses of the inputs' elements
+    "itemsizes",  # the address of an array of the bytes of an element, 0 for an input of one element
+    *("dimensions", "lengths", "masks"),  # the loop, as from ``granularity.merge_dimensions``
+    # The next three are for steps that round to block formats.
+    "group_size",  # the rows of a group, into which a tile is divided
+    "functions",  # the address of their functions, two for each
+    "buffers_size",  # the bytes of the program's buffers
+    "has_failed",  # set by a task that cannot allocate memory
+    "block",  # the elements of a block, 0 if no step rounds to a block format
+    "size",  # the number of elements of y in memory
+    *("outer", "length", "inner"),  # with blocks: y has this shape, and blocks lie along the second axis
+    # 0, or the channels of a block of the blocked layout. Then y in memory has the shape (outer, length / lanes, inner, lanes).
+    # A y in ONNX's layout whose blocks are consecutive in memory is described so too: see ``granularity.describe_as_channels``.
+    "lanes",
+    # 0 unless the layout adds channels to y, which `length` does not count: the channels of y itself in the last block of the
+    # layout. Then `batch_size` is the number of elements in memory for one index of the batch, and `last_block` how many of
+    # them are before the last block of channels.
+    "own_lanes",
+    *("batch_size", "last_block"),
 )
 
 

@@ -42,7 +42,7 @@ def store(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Kno
         known[key] = x, _codes_and_scales(node, x, meaning)
     _, (codes, scales) = known[key]
     inputs = [
-        graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
+        graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.ir_node)
         for tensor, what in ((codes, "codes"), (scales, "scale"))
     ]
     return graph.replace(node, _DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)

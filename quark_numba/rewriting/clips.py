@@ -48,7 +48,12 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
     quantize = graph.meaning(before)
     if before is None or before in graph.reasons or not isinstance(quantize, Quantize) or not graph.regions:
         return
-    if len(followers) != 1 or len(codes.uses()) != 1 or codes.is_graph_output() or before.node.graph is not node.node.graph:
+    if (
+        len(followers) != 1
+        or len(codes.uses()) != 1
+        or codes.is_graph_output()
+        or before.ir_node.graph is not node.ir_node.graph
+    ):
         return
     write(graph, node, _in_one_step(graph, quantize, dequantize, bounds), FUSED)
     graph.remove(clip, FUSED)

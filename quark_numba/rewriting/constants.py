@@ -46,13 +46,13 @@ _LARGE = 1 << 16
 def rewrite(graph: Graph) -> None:
     known: Known = {}
     for node in graph.nodes():
-        if _has_initializers_alone(graph, node) and any(value and graph.is_default(value) for value in node.node.inputs):
-            graph.leave(node.node, INPUT)
+        if _has_initializers_alone(graph, node) and any(value and graph.is_default(value) for value in node.ir_node.inputs):
+            graph.leave(node.ir_node, INPUT)
     graph.each(lambda node, meaning: _fold(graph, node, meaning, known))
 
 
 def _has_initializers_alone(graph: Graph, node: Node) -> bool:
-    inputs = filter(None, node.node.inputs)
+    inputs = filter(None, node.ir_node.inputs)
     return all(graph.is_default(value) or graph.tensor(value) is not None for value in inputs)
 
 
@@ -70,7 +70,7 @@ def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Kno
         graph.replace_by_constants(node, (remembered,), CONSTANT)
     elif inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
-            raise NotRewrittenError("it is one step already, and its inputs are not all constants")
+            raise NotRewrittenError("it is one step already, and not all of its inputs are constants")
     elif isinstance(meaning, Quantize):
         try:
             followers, y = _round_trip(graph, node, meaning, known)
@@ -114,7 +114,7 @@ def _is_scale(graph: Graph, node: Node) -> bool:
 
 
 def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) -> None:
-    for value, tensor in zip(node.node.outputs, outputs, strict=True):
+    for value, tensor in zip(node.ir_node.outputs, outputs, strict=True):
         graph.remember(value, tensor)
 
 

@@ -22,7 +22,7 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
     def users(value: ir.Value, index: int) -> list[Node]:
         return graph.followers(node, value, index, "its codes or scales", "its codes or its scales")
 
-    codes, scales = node.node.outputs
+    codes, scales = node.ir_node.outputs
     factors = [scales]
     if quantize.scale:
         factors = []

@@ -33,7 +33,7 @@ def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -
     """Replace a node by this package's operator with this meaning. Raise NotRewrittenError as `parameters` does."""
     arrays, attributes = parameters(graph, meaning)
     names = FORMS[meaning.form].parameters
-    values = [graph.shared_array(array, name, node.node) for array, name in zip(arrays, names, strict=True)]
+    values = [graph.shared_array(array, name, node.ir_node) for array, name in zip(arrays, names, strict=True)]
     made = graph.replace(node, FAKE_QUANTIZE, [meaning.x.value, *values], attributes, what)
     graph.reasons[made] = ALONE
 

@@ -38,11 +38,11 @@ def _move(graph: Graph, node: Node) -> None:
     ((gather, index),) = uses
     meaning, codes = graph.affine(node), graph.tensor(node.x)
     assert codes is not None
-    is_plain = gather.op_identifier() == ("", "Gather", "") and gather.graph is node.node.graph and index == 0
+    is_plain = gather.op_identifier() == ("", "Gather", "") and gather.graph is node.ir_node.graph and index == 0
     if not is_plain or len(gather.inputs) != 2 or not _has_gather(graph, codes.dtype.value) or meaning.block_size:
         return
     along = gather.attributes.get_int("axis", 0) % max(1, len(codes.shape))
-    attributes = dict(node.node.attributes)
+    attributes = dict(node.ir_node.attributes)
     scale = graph.tensor(meaning.scale.value)
     if scale is None:
         return
@@ -54,9 +54,9 @@ def _move(graph: Graph, node: Node) -> None:
         attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
     code_gather = ir.node("Gather", [node.x, gather.inputs[1]], gather.attributes, outputs=[rows], name=gather.name)
-    inputs, replaced = [rows, *node.node.inputs[1:]], node.node
+    inputs, replaced = [rows, *node.ir_node.inputs[1:]], node.ir_node
     follower = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
-    for old, new in ((gather, code_gather), (node.node, follower), (gather.outputs[0], follower.outputs[0])):
+    for old, new in ((gather, code_gather), (node.ir_node, follower), (gather.outputs[0], follower.outputs[0])):
         copy_metadata(old, new)
     parent, nodes = replaced.graph, [code_gather, follower]
     assert parent

@@ -72,9 +72,9 @@ class Graph(Nodes):
     def replace_by_constants(self, node: Node, tensors: Sequence[ir.TensorProtocol], what: str) -> None:
         """Replace a node by constants. Nodes with the same tensor share one. Raise NotRewrittenError if one of its outputs is
         an output of its graph."""
-        stays_if(any(value.is_graph_output() for value in node.node.outputs), "its output is an output of its graph")
-        for value, tensor in zip(node.node.outputs, tensors, strict=True):
-            value.replace_all_uses_with(self.shared_constant(tensor, value.name, node.node, value))
+        stays_if(any(value.is_graph_output() for value in node.ir_node.outputs), "its output is an output of its graph")
+        for value, tensor in zip(node.ir_node.outputs, tensors, strict=True):
+            value.replace_all_uses_with(self.shared_constant(tensor, value.name, node.ir_node, value))
         self.remove(node, what)
 
     def new_constant(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
@@ -107,7 +107,7 @@ class Graph(Nodes):
         self, node: Node, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], what: str
     ) -> Node:
         """Replace a node by a node of another operator of the package, and return the new node."""
-        new = self.put(operator, inputs, attributes, node.node)
+        new = self.put(operator, inputs, attributes, node.ir_node)
         self.remove(node, what)
         self.register(new)
         return self._nodes[new]
@@ -143,7 +143,7 @@ class Graph(Nodes):
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used. Its graph still
         lists it until `sweep`, but without inputs. `what` is the change to count, or None for a node that the model never
         had."""
-        node = node.node if isinstance(node, Node) else node
+        node = node.ir_node if isinstance(node, Node) else node
         if what is not None and node.op_identifier() != _CONSTANT:
             self.done[full_name(node), what] += 1
         used = dict.fromkeys(value for value in node.inputs if value is not None)

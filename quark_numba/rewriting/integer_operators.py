@@ -188,7 +188,7 @@ class _Writer:
         return [self._constant(match, part, "reciprocal") for part in parts]
 
     def _constant(self, match: Match, array: NDArray[Any], name: str) -> ir.Value:
-        return self.graph.new_constant(array, f"{match.node.outputs[0].name}_{name}", match.target.quantize.node)
+        return self.graph.new_constant(array, f"{match.node.outputs[0].name}_{name}", match.target.quantize.ir_node)
 
     def _insert(self, node: ir.Node, before: Node, like: ir.Value, codes: ir.TypeProtocol | None = None) -> ir.Value:
         """Insert a node, and return its output: codes, uint8 by default, in the shape of another value."""
@@ -196,7 +196,7 @@ class _Writer:
         y.name, y.type = self.graph.unused_name(f"{like.name}_codes"), codes or ir.TensorType(ir.DataType.UINT8)
         if (shape := self.graph.shape(like)) is not None:
             y.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in shape])
-        before.node.prepend(node)
+        before.ir_node.prepend(node)
         return y
 
     def _quantize_to_uint8(self, quantize: Node) -> ir.Value:
@@ -212,7 +212,7 @@ class _Writer:
         """Return the inputs of a node that has codes of uint8 in the place of int8."""
         codes = known_codes(self.graph.affine(node))
         zeros = np.full(codes.scales.shape, codes.zero_point + codes.shift(UINT8), np.uint8)
-        return [x, codes.meaning.scale.value, self.graph.new_constant(zeros, f"{node.y.name}_zero_point", node.node)]
+        return [x, codes.meaning.scale.value, self.graph.new_constant(zeros, f"{node.y.name}_zero_point", node.ir_node)]
 
     def _reconnect(self, quantize: Node, codes: ir.Value) -> None:
         """Let the users of a quantize node take the codes of an integer operator, and remove the node."""
@@ -226,5 +226,5 @@ class _Writer:
             name = quantize.y.name
             self.graph.replace_uses(quantize.y, codes)
             quantize.y.name, codes.name = None, name
-        if quantize.node.graph:  # else it was removed with the last of its users
+        if quantize.ir_node.graph:  # else it was removed with the last of its users
             self.graph.remove(quantize, REWRITTEN)

@@ -149,7 +149,7 @@ class Values:
 class Node:
     """A node of one of the package's operators, with values for all its attributes."""
 
-    node: ir.Node
+    ir_node: ir.Node
     operator: Operator
     index: int  # its index among all such nodes of the model
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Node:
 
     @property
     def full_name(self) -> str:
-        return full_name(self.node)
+        return full_name(self.ir_node)
 
     @property
     def is_standard(self) -> bool:
@@ -166,13 +166,13 @@ class Node:
 
     @property
     def x(self) -> ir.Value:
-        value = self.node.inputs[0]
+        value = self.ir_node.inputs[0]
         assert value is not None
         return value
 
     @property
     def y(self) -> ir.Value:
-        return self.node.outputs[0]
+        return self.ir_node.outputs[0]
 
 
 @dataclass(frozen=True)
@@ -245,15 +245,15 @@ class Nodes(Values):
             self._record(Node(node, operator, len(self._nodes)))
 
     def _record(self, node: Node) -> None:
-        self._nodes[node.node] = node
-        for value, parameter in zip(node.node.outputs, node.operator.outputs, strict=True):
+        self._nodes[node.ir_node] = node
+        for value, parameter in zip(node.ir_node.outputs, node.operator.outputs, strict=True):
             (element_type, *others) = node.operator.types[parameter.variable]
             # The model may leave the type of codes out, or call it uint8.
             if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType(element_type.number))
         values = {}
         for attribute in node.operator.attributes:
-            ir_attribute = node.node.attributes.get(attribute.name)
+            ir_attribute = node.ir_node.attributes.get(attribute.name)
             if ir_attribute is None:
                 continue
             if ir_attribute.type.name == attribute.kind:
@@ -273,7 +273,7 @@ class Nodes(Values):
         """Call ``step(node, meaning)`` for each node that still exists, has no reason to stay as it is, and has a meaning of
         this kind. If `step` raises `NotRewrittenError`, its message is the reason."""
         for node in self.nodes():
-            if node.node.graph and node not in self.reasons and isinstance(meaning := self.meaning(node), kind):
+            if node.ir_node.graph and node not in self.reasons and isinstance(meaning := self.meaning(node), kind):
                 try:
                     step(node, meaning)
                 except NotRewrittenError as error:
@@ -281,7 +281,7 @@ class Nodes(Values):
 
     def nodes(self) -> list[Node]:
         """Return the recorded nodes that still exist."""
-        return [node for node in self._nodes.values() if node.node.graph]
+        return [node for node in self._nodes.values() if node.ir_node.graph]
 
     def is_valid(self, node: Node) -> bool:
         """Return whether nothing is known to be wrong with a node."""
@@ -305,8 +305,8 @@ class Nodes(Values):
     def constant_inputs(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
         has a type that the package lacks."""
-        tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]
-        for value, tensor in zip(node.node.inputs, tensors, strict=True):
+        tensors = [None if value is None else self.tensor(value) for value in node.ir_node.inputs]
+        for value, tensor in zip(node.ir_node.inputs, tensors, strict=True):
             if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
                 return None
         return tensors
@@ -316,7 +316,7 @@ class Nodes(Values):
         operator has no meaning."""
         if node is None or not node.is_valid or node.operator.meaning is None:
             return None
-        operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
+        operands = [None if value is None else Operand(self, value) for value in node.ir_node.inputs]
         return node.operator.meaning(operands, node.attributes)
 
     def affine(self, node: Node) -> Affine[Operand]:
@@ -337,7 +337,7 @@ class Nodes(Values):
         followers = []
         for user, position in value.uses():
             follower = self.node(user)
-            stays_if(user.graph is not node.node.graph, f"{what} are used in another graph")
+            stays_if(user.graph is not node.ir_node.graph, f"{what} are used in another graph")
             if follower and position == index and follower in self.reasons:
                 raise NotRewrittenError(f"{follower.full_name} after it stays: {self.reasons[follower]}")
             if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
@@ -348,7 +348,7 @@ class Nodes(Values):
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises NotRewrittenError if
         x is not valid."""
-        others = [None if value is None else self.array(value) for value in node.node.inputs[1:]]
+        others = [None if value is None else self.array(value) for value in node.ir_node.inputs[1:]]
         return lambda x: call(node, [x, *others])[0]
 
 

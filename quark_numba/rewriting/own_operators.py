@@ -47,7 +47,7 @@ def rewrite(graph: Graph) -> None:
                 graph.reasons[node] = _ONLY_NATIVE
             continue
         reason = graph.reasons.get(node)
-        inputs = [value for value in node.node.inputs if value is not None]  # only the last input may be omitted
+        inputs = [value for value in node.ir_node.inputs if value is not None]  # only the last input may be omitted
         meaning = graph.meaning(node)
         if isinstance(meaning, Quantize) and len(inputs) == 2 and meaning.element_type is not UINT8:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
@@ -75,7 +75,7 @@ def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> lis
         made = ir.node(name, [value], attributes)
         (value,) = made.outputs
         value.name, value.type = graph.unused_name(f"{node.y.name}_zero_point"), ir.TensorType(dtype)
-        node.node.prepend(made)
+        node.ir_node.prepend(made)
     return [value]
 
 

@@ -37,7 +37,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
     dequantize = graph.affine(first)
     for other in others:
         is_equal = (
-            first.node.op_identifier() == other.node.op_identifier()
+            first.ir_node.op_identifier() == other.ir_node.op_identifier()
             and dequantize.computes_in is graph.affine(other).computes_in
             and dequantize.has_same_parameters(graph.affine(other))
         )
@@ -82,4 +82,4 @@ def zeros(graph: Graph, node: Node, quantize: Quantize[Operand]) -> ir.Value:
     if known is None or not all(isinstance(length, int) and length >= 0 for length in known):
         raise NotRewrittenError("it has no zero point, and the shape of its scale is not known")
     shape: Any = tuple(known)
-    return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", node.node)
+    return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", node.ir_node)

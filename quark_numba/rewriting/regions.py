@@ -75,7 +75,7 @@ class _Steps:
                     return self._round_trip(node, meaning)
                 case BlockRoundTrip() as meaning:
                     return self._block_round_trip(node, meaning)
-                case FakeQuantize() if node.node.op_type == FAKE_QUANTIZE:
+                case FakeQuantize() if node.ir_node.op_type == FAKE_QUANTIZE:
                     self.floats |= {node.x, node.y}
                     return Step(FAKE_QUANTIZE, (), tuple(sorted(node.attributes.items())))
         except NotRewrittenError as error:

@@ -67,8 +67,8 @@ def _try_to_write(graph: Graph, node: Node, bounds: Bounds) -> bool:
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
-    inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
-    builder = _Nodes(graph, node, bounds)
+    inputs = [None if value is None else _Input(graph, value) for value in node.ir_node.inputs]
+    builder = _NodeWriter(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] = require(node.operator.standard_form, "it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
@@ -78,7 +78,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         if isinstance(error, ValueError):
             raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
         raise
-    for old, operand in zip(node.node.outputs, outputs, strict=True):
+    for old, operand in zip(node.ir_node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
         graph.copy_inferred(old, new)
         bounds.copy(old, new)
@@ -124,7 +124,7 @@ class _Input(Operand):
         return super().element_type or self.graph.inferred_type(self.value)
 
 
-class _Nodes(Builder[Operand]):
+class _NodeWriter(Builder[Operand]):
     """Writes nodes in front of a node of a graph."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
@@ -146,14 +146,14 @@ class _Nodes(Builder[Operand]):
             for index in range(len(made.inputs)):
                 made.replace_input_with(index, None)
             raise
-        self._node.node.prepend(made)
+        self._node.ir_node.prepend(made)
         self.written.append(made)
         self._bounds.add(made)
         return Operand(self._graph, y)
 
     @functools.cached_property
     def is_beside_product(self) -> bool:
-        return _is_beside_product(self._node.node)
+        return _is_beside_product(self._node.ir_node)
 
     @functools.cached_property
     def signs_of_zeros_matter(self) -> bool:
@@ -180,7 +180,7 @@ class _Nodes(Builder[Operand]):
         if isinstance(operand, Operand):
             return operand.value
         array = np.asarray(operand) if isinstance(operand, (np.ndarray, np.generic)) else np.array(operand, np.float32)
-        return self._graph.shared_array(array, "constant", self._node.node)
+        return self._graph.shared_array(array, "constant", self._node.ir_node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
         """Let the output of a node have the type and the shape that onnx infers. Raise NotRewrittenError if the operator does

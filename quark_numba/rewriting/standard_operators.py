@@ -63,7 +63,7 @@ def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool
     """Return whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
     if not (node.is_standard and isinstance(meaning, Affine)):
         return False
-    return runs(node.operator, node.node.domain, meaning.element_type, meaning.scale.element_type)
+    return runs(node.operator, node.ir_node.domain, meaning.element_type, meaning.scale.element_type)
 
 
 def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:

@@ -333,16 +333,16 @@ def test_wrong_attributes_of_sessions(attributes, message):
 def settled():
     """Return the function that sets attributes of a new state as libraries do. It returns the layer, or None if one is
     invalid."""
-    settle = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(node_function("recurrent", "settle"))
+    set_attributes = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(node_function("recurrent", "set_attributes"))
 
     def layer_for(attributes):
-        state, words = np.zeros((), recurrent.STATE), np.zeros(len(recurrent.FREE), np.int64)
-        for i, name in enumerate(recurrent.FREE):
+        state, words = np.zeros((), recurrent.STATE), np.zeros(len(recurrent.FREE_ATTRIBUTES), np.int64)
+        for i, name in enumerate(recurrent.FREE_ATTRIBUTES):
             if name.endswith("_scale"):
                 words[i : i + 1].view(np.float32)[0] = attributes[name]
             elif name != "direction":
                 words[i] = attributes[name]
-        return state["layer"] if settle(state.ctypes.data, words.ctypes.data) else None
+        return state["layer"] if set_attributes(state.ctypes.data, words.ctypes.data) else None
 
     return layer_for
 

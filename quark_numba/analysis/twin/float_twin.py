@@ -131,20 +131,20 @@ def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
         first, *others = quantizer.nodes
         x = first.x
         for last in others or [first]:
-            passing, node = _passing(graph, x, last, quantizer), last.node
+            passing, node = _passing(graph, x, last, quantizer), last.ir_node
             assert node.graph
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [passing], [last.y], passing.outputs)
-        if others and first.node.graph:
-            first.node.graph.remove(first.node, safe=True)
+        if others and first.ir_node.graph:
+            first.ir_node.graph.remove(first.ir_node, safe=True)
 
 
 def _passing(graph: Graph, x: ir.Value, last: Node, quantizer: Quantizer) -> ir.Node:
-    types = [Tensor(None if value is None else graph.type(value), None) for value in last.node.inputs]
+    types = [Tensor(None if value is None else graph.type(value), None) for value in last.ir_node.inputs]
     (inferred,) = last.operator.infer([*types], last.attributes)
     type_of_y, type_of_x = inferred.element_type or FLOAT32, graph.type(x)
     name = f"{last.y.name}/{quantizer.form.type}"
     if quantizer.clip:
-        bounds = [graph.new_constant(np.array(end, np.float32), name, last.node) for end in quantizer.clip]
+        bounds = [graph.new_constant(np.array(end, np.float32), name, last.ir_node) for end in quantizer.clip]
         return ir.node("Clip", [x, *bounds], name=name)
     if quantizer.kind == "weight" or type_of_x in (type_of_y, None):
         return ir.node("Identity", [x], name=name)

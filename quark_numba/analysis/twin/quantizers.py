@@ -86,7 +86,7 @@ def find_quantizers(graph: Graph) -> FoundQuantizers:
     taken: set[Node] = set()
     place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     random = random_values(graph.model.graph)
-    for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
+    for node in sorted(graph.nodes(), key=lambda record: place.get(record.ir_node, 0)):
         if node in taken:
             continue
         try:
@@ -98,7 +98,7 @@ def find_quantizers(graph: Graph) -> FoundQuantizers:
         if node.x in random:
             found.random.append(quantizer)
             found.unmatched[quantizer.name] = random[node.x]
-        elif node.node.graph is graph.model.graph:
+        elif node.ir_node.graph is graph.model.graph:
             quantizer.place = len(found.quantizers)
             found.quantizers.append(quantizer)
         else:

@@ -27,10 +27,10 @@ STATE = context.state_dtype(
     "has_codes",
     *Format._fields,
 )
-NUMBERS = ("axis", "block_size")
+MESSAGE_NUMBERS = ("axis", "block_size")
 
-# See `settle`. All formats except block floating point have only the first two.
-FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
+# See `set_attributes`. All formats except block floating point have only the first two.
+FREE_ATTRIBUTES = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
 COST = 4  # of an element, see `context.is_small`
 
@@ -55,8 +55,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     return context.Selection(key, numbers | block_format._asdict())
 
 
-def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
+def set_attributes(state_address: int, values_address: int) -> int:
+    """Set what the values of FREE_ATTRIBUTES decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 5, np.int64)
     block, bit_width, sub_block, shift_bits = values[1], values[2], values[3], values[4]
     state.axis, state.block, state.sub_block = values[0], block, block

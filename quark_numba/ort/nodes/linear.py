@@ -27,7 +27,7 @@ STATE = context.state_dtype(
     "zero_point_itemsize",
     "zero_point_bits",  # of a zero point in the tensor
 )
-NUMBERS = FREE = ("axis", "block_size")
+MESSAGE_NUMBERS = FREE_ATTRIBUTES = ("axis", "block_size")
 
 _PARTS = granularity.per_tensor, granularity.per_axis, granularity.blocked, granularity.blocked_fault
 _loop_shape = jit.inline(
@@ -113,8 +113,8 @@ def _convert_parameters(widen: int, itemsize: int, source: int, source_count: in
     return target, owned
 
 
-def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
+def set_attributes(state_address: int, values_address: int) -> int:
+    """Set what the values of FREE_ATTRIBUTES decide, as `select` does it. Return 1, or 0 if one is invalid."""
     state, values = record_at(state_address, STATE), array_at(values_address, 2, np.int64)
     state.axis, state.block_size = values[0], values[1]
     return 1 if values[1] >= 0 else 0

@@ -16,7 +16,7 @@ from ...normalization.kernels import WORK, part_of
 from . import context
 
 STATE = context.state_dtype("threads", ("epsilon", np.float32))  # the largest number of threads
-FREE = ("epsilon",)
+FREE_ATTRIBUTES = ("epsilon",)
 COST = 4  # of an element, see `context.is_small`
 
 _instance_shape = jit.function(granularity.instance_shape, size_of=context.size_of)
@@ -27,7 +27,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     return context.Selection(overload.inputs[0], {"threads": os.cpu_count() or 1, "epsilon": attributes["epsilon"]})
 
 
-def settle(state_address: int, values_address: int) -> int:
+def set_attributes(state_address: int, values_address: int) -> int:
     """Set what the value of epsilon decides, as `select` does it. Return 1: all values are valid."""
     record_at(state_address, STATE).epsilon = array_at(values_address, 1, np.float32)[0]
     return 1

@@ -21,16 +21,17 @@ STATE = context.state_dtype(
     "weights",  # the address of the codes of constant weights; 0 if the weights are not constant
     ("layer", LAYER),
 )
-NUMBERS = ("hidden_size",)
+MESSAGE_NUMBERS = ("hidden_size",)
 
 _SCALES, _ZERO_POINTS = (tuple(f"{name}_{of}" for name in OPERANDS) for of in ("scale", "zero_point"))
 
 # The direction, the last one, has no meaning.
-FREE = ("hidden_size", *_SCALES, *_ZERO_POINTS, "direction")
+FREE_ATTRIBUTES = ("hidden_size", *_SCALES, *_ZERO_POINTS, "direction")
 
-# The values of FREE: each has a word of 8 bytes, of which a scale takes the first half.
-_FORMATS = [np.float32 if name in _SCALES else np.int64 for name in FREE]
-FREE_VALUES = np.dtype({"names": FREE, "formats": _FORMATS, "offsets": [8 * i for i in range(len(FREE))]})
+# The values of FREE_ATTRIBUTES: each has a word of 8 bytes, of which a scale takes the first half.
+_FORMATS = [np.float32 if name in _SCALES else np.int64 for name in FREE_ATTRIBUTES]
+_OFFSETS = [8 * i for i in range(len(FREE_ATTRIBUTES))]
+FREE_VALUES = np.dtype({"names": FREE_ATTRIBUTES, "formats": _FORMATS, "offsets": _OFFSETS})
 
 COST = 1 << 7  # of an element of y, see `context.is_small`
 STATE_WORDS = STATE.itemsize // 8
@@ -45,8 +46,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     return context.Selection(overload.inputs[0], {"layer": layer_of(attributes)[0]})
 
 
-def settle(state_address: int, values_address: int) -> int:
-    """Set what the values of the attributes FREE decide, as `select` does it. Return 1, or 0 if one is invalid."""
+def set_attributes(state_address: int, values_address: int) -> int:
+    """Set what the values of FREE_ATTRIBUTES decide, as `select` does it. Return 1, or 0 if one is invalid."""
     values, layer = record_at(values_address, FREE_VALUES), record_at(state_address + LAYER_AT, LAYER)
     are_valid = 0 < values.hidden_size <= MAX_HIDDEN
     layer.hidden = values.hidden_size

@@ -42,7 +42,7 @@ STATE = context.state_dtype(
     "lanes",  # channels in a block of the blocked layout; 0 if tensors are in ONNX's layout
     "channels",  # in that layout: the channels of y without padding; 0 if there is no padding
 )
-NUMBERS = ("input", "axis", "channels")
+MESSAGE_NUMBERS = ("input", "axis", "channels")
 
 # The cost of an element, see `context.is_small`. A step takes less time than a quantization alone.
 COST = 4

@@ -17,7 +17,7 @@ from ...tables.kernels import CHUNK, WORK
 from . import context
 
 STATE = context.state_dtype("is_nearest", "axis", ("first", np.float32), ("second", np.float32))
-NUMBERS = ("axis",)
+MESSAGE_NUMBERS = ("axis",)
 
 
 _shape_of = jit.function(granularity.shape_of)
