@@ -33,9 +33,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def with_part(text: str, part: str, lines: Iterable[str], program: str = "report") -> str:
-    """Return a text with these lines between the marks of a part, which a program of this folder writes."""
+    """Return a text with these lines between the marks of a part, which a program of this folder writes. Raise ValueError if it
+    lacks the marks."""
     before, mark, rest = text.partition(f"<!-- what bench/{program}.py writes of {part} -->\n")
     _, end, after = rest.partition(f"<!-- end of {part} -->")
+    if not (mark and end):
+        raise ValueError(f"the page has no part {part!r}; expected its two marks")
     return "".join([before, mark, "\n", *(f"{line}\n" for line in lines), end, after])
 
 

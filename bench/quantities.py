@@ -31,7 +31,7 @@ def statistic(*results: Results) -> str:
     spreads = [each.spread for each in results]
     spread = " to ".join(dict.fromkeys(f"{each:.0%}" for each in (min(spreads), max(spreads))))
     notes = dict.fromkeys(each.note for each in results if each.note)
-    return " ".join([f"Each time is the best of {turns} turns, between which it varies by some {spread}.", *notes])
+    return " ".join([f"Each time is the best of {turns} turns; the slowest turn typically takes {spread} longer.", *notes])
 
 
 def optimized(name: str) -> str:

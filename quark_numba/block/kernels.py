@@ -358,7 +358,7 @@ def _run_packed(key: Key) -> Any:
     convert, pack = _run(key), packing.regroup_function(key.y.bits, 8)
     y_per_byte, x_dtype, whole = 8 // key.y.bits, key.x.storage.type, (np.int64(0), np.int64(1))
 
-    def convert_rows(
+    def convert_piece_of_rows(
         i: int, x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, codes: Any, scratch: Any
     ) -> None:
         """Convert piece `i`, which is one or more whole rows of blocks."""
@@ -369,7 +369,7 @@ def _run_packed(key: Key) -> Any:
         convert(x[start : start + n], codes[:n], row_scales, tensor_scale, block_format, rows, *whole, scratch)
         pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
 
-    def convert_columns(
+    def convert_piece_of_columns(
         i: int, x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, codes: Any, scratch: Any
     ) -> None:
         """Convert piece `i`, which is some columns of one row of blocks. `convert` takes a copy of them, without the columns
@@ -389,8 +389,8 @@ def _run_packed(key: Key) -> Any:
             begin = (start + line * inner) // y_per_byte
             pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // y_per_byte)])
 
-    by_rows = jit.function(convert_rows, f"convert_rows_{key.name}")
-    by_columns = jit.function(convert_columns, f"convert_columns_{key.name}")
+    convert_rows = jit.function(convert_piece_of_rows, f"rows_packed_{key.name}")
+    convert_columns = jit.function(convert_piece_of_columns, f"columns_packed_{key.name}")
 
     def run_packed(
         x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, part: int, parts: int, scratch: Any
@@ -401,9 +401,9 @@ def _run_packed(key: Key) -> Any:
         codes = scratch[scratch_size(block_format, loop) + piece_size(block_format, loop, y_per_byte) :].view(np.uint8)
         for i in range(part * pieces // parts, (part + 1) * pieces // parts):
             if piece_columns(block_format, loop, y_per_byte) < loop.inner:
-                by_columns(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
+                convert_columns(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
             else:
-                by_rows(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
+                convert_rows(i, x, y, scales, tensor_scale, block_format, loop, codes, scratch)
 
     return jit.function(run_packed, f"run_packed_{key.name}")
 

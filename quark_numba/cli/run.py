@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,23 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
+@dataclass
+class _Contender:
+    """A model that is timed: its name in --json's report, its session, and its times in seconds. `artifact` is its optimized
+    form, if that is what runs."""
+
+    name: str
+    session: onnxruntime.InferenceSession
+    load_seconds: float
+    artifact: Artifact | None
+    median_seconds: float = 0.0
+
+    def report(self, reference: _Contender | None) -> dict[str, Any]:
+        """Return the part of --json's report about this model, with the ratio of its latency to that of the reference."""
+        times = {"model": self.name, "load_seconds": self.load_seconds, "median_seconds": self.median_seconds}
+        return times | ({"latency_ratio": self.median_seconds / reference.median_seconds} if reference else {})
+
+
 def _measure(
     options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNodes]]
 ) -> tuple[dict[str, Any], Arrays, Artifact | None]:
@@ -82,13 +99,16 @@ def _measure(
     from . import measuring
 
     with ExitStack() as stack:
-        sessions, times, optimized = _load(options, nodes, stack)
-        stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
+        contenders = _load(options, nodes, stack)
+        stack.callback(contenders.clear)  # before the files are removed: Windows removes no file that a session reads
+        sessions = {name: contender.session for name, contender in contenders.items()}
+        stack.callback(sessions.clear)
         batches = arguments.batches_of(options, sessions["model"])
         inputs = _first_batch(options, batches)
-        outputs = {contender: run(session, inputs) for contender, session in sessions.items()}
+        outputs = {name: run(session, inputs) for name, session in sessions.items()}
         with progress("running") as update:
-            medians = measuring.latencies(sessions, inputs, options.runs, update)
+            for name, median in measuring.latencies(sessions, inputs, options.runs, update).items():
+                contenders[name].median_seconds = median
         count, comparison = _compare_batches(options, sessions, outputs, batches)
         report = {
             "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
@@ -96,11 +116,9 @@ def _measure(
             "threads": options.threads or "default",
             "providers": sessions["model"].get_providers(),
         }
-    for contender, median in medians.items():
-        times[contender]["median_seconds"] = median
-        if options.reference:
-            times[contender]["latency_ratio"] = median / medians["reference"]
-    return report | _report_models(options, times, optimized, comparison), outputs["model"], optimized
+        report |= _report_models(options, contenders, comparison)
+        artifacts = [contender.artifact for contender in contenders.values() if contender.artifact]
+    return report, outputs["model"], artifacts[0] if artifacts else None
 
 
 def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
@@ -142,47 +160,46 @@ def _compare_batches(
 
 
 def _report_models(
-    options: argparse.Namespace, times: dict[str, dict[str, Any]], optimized: Artifact | None, comparison: Comparison | None
+    options: argparse.Namespace, contenders: Mapping[str, _Contender], comparison: Comparison | None
 ) -> dict[str, Any]:
-    """Return the part of --json's report about the models, from its parts about their times and the comparison with the
-    reference."""
-    report = {name: times["model"][name] for name in ("load_seconds", "median_seconds")}
-    if optimized and arguments.has_other_providers(options):
-        report |= optimized.report()
-    elif optimized:
-        report["optimized"] = times["optimized"] | optimized.report()
-    if comparison:
+    """Return the part of --json's report about the models."""
+    model, optimized, reference = (contenders.get(name) for name in ("model", "optimized", "reference"))
+    assert model
+    report: dict[str, Any] = {"load_seconds": model.load_seconds, "median_seconds": model.median_seconds}
+    if model.artifact:
+        report |= model.artifact.report()
+    if optimized and optimized.artifact:
+        report["optimized"] = optimized.report(reference) | optimized.artifact.report()
+    if reference and comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
-        report["reference"] = times["reference"] | {"latency_ratio": times["model"]["latency_ratio"]} | compared
+        ratio = model.median_seconds / reference.median_seconds
+        report["reference"] = reference.report(None) | {"latency_ratio": ratio} | compared
     return report
 
 
-def _load(
-    options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNodes]], stack: ExitStack
-) -> tuple[dict[str, onnxruntime.InferenceSession], dict[str, dict[str, Any]], Artifact | None]:
-    """Return sessions of the contenders "model", "optimized" and "reference", as far as the options ask for them; the parts of
-    --json's report about them; and the optimized model, if there is one, whose files exist until the stack is closed."""
+def _load(options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNodes]], stack: ExitStack) -> dict[str, _Contender]:
+    """Return the contenders "model", "optimized" and "reference", as far as the options ask for them. The files of optimized
+    models exist until the stack is closed."""
     from . import measuring
 
     has_others = arguments.has_other_providers(options)
-    contenders = {"model": (options.model, has_others)}
+    models = {"model": (options.model, has_others)}
     if options.optimize:
-        contenders["optimized"] = options.model, True
+        models["optimized"] = options.model, True
     if options.reference:
-        contenders["reference"] = options.reference, has_others
-    sessions, times, artifacts = {}, {}, []
-    for contender, (path, is_optimized) in contenders.items():
+        models["reference"] = options.reference, has_others
+    contenders = {}
+    for contender, (path, is_optimized) in models.items():
         with progress(f"loading {path}{' optimized' * is_optimized}"):
             start = time.perf_counter()
             how: dict[str, Any] = {"threads": options.threads, "providers": options.providers}
-            optimized = None
+            artifact = None
             if is_optimized:
-                optimized = stack.enter_context(measuring.optimized(path, cache=options.cache, providers=options.providers))
-                artifacts.append(optimized)
-            sessions[contender] = measuring.create_session(path, nodes[path], optimized=optimized, **how)
-            name = path + ", optimized" * (contender == "optimized" and not has_others)
-            times[contender] = {"model": name, "load_seconds": time.perf_counter() - start}
-    return sessions, times, artifacts[0] if artifacts else None
+                artifact = stack.enter_context(measuring.optimized(path, cache=options.cache, providers=options.providers))
+            session = measuring.create_session(path, nodes[path], optimized=artifact, **how)
+            name = path + ", optimized" * (contender == "optimized")
+            contenders[contender] = _Contender(name, session, time.perf_counter() - start, artifact)
+    return contenders
 
 
 def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ class _Process:
     """What this process knows of its compiling."""
 
     # A session waits for functions that may have to be compiled, and none of them has been compiled yet.
-    session_waits = False
+    warns_on_next_compile = False
     # Functions are compiled for another machine. They have files as Numba keeps them: their object files cannot be loaded here.
     is_for_another_machine = False
     # A file could not be written. Then waiting for the files of other processes is in vain, too.
@@ -66,9 +66,9 @@ class _Process:
 _process = _Process()
 
 
-def session_waits() -> None:
+def warn_on_next_compile() -> None:
     """Log a warning when the next function is compiled: a user waits for a session, which needs many."""
-    _process.session_waits = True
+    _process.warns_on_next_compile = True
 
 
 def compile_for_another_machine() -> None:
@@ -286,22 +286,22 @@ class _File:
 
         return dumps(compiled._reduce())
 
-    def find(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
-        """Read the file; if it is missing or damaged, get ready to compile. Return what `read` makes of the content, or None if
-        the function has to be compiled."""
-        found = self.read(facts, read)
+    def find(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
+        """Read the file; if it is missing or damaged, get ready to compile. Return what `parse` makes of the content, or None
+        if the function has to be compiled."""
+        found = self.read(facts, parse)
         if found is None and self.is_written and not _process.cannot_write:
-            found = self._lock_and_reread(facts, read)
+            found = self._lock_and_reread(facts, parse)
         if found is None:
             self._announce_compiling()
         return found
 
-    def _lock_and_reread(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
+    def _lock_and_reread(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
         """Take the lock of the function, which `locks` hold until it is compiled, and read its file again: another process,
         which held the lock, may have written it. If there is none, call what is to be called before a function is compiled."""
         path = self.path_for(facts)
         has_waited = self.locks.enter_context(locked(path.parent, path.name))
-        found = self.read(facts, read)
+        found = self.read(facts, parse)
         # A process that waits for another one to compile needs no helpers.
         for each in [] if found or has_waited else [*before_compiling]:
             each()
@@ -312,18 +312,18 @@ class _File:
         if self._why_not:
             warn(str(place().folder or ""), self._why_not)
         kept_in = (not self._why_not and self.cache_path) or "memory alone"
-        if _process.session_waits:
-            _process.session_waits = False
+        if _process.warns_on_next_compile:
+            _process.warns_on_next_compile = False
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
 
-    def read(self, facts: tuple[str, ...], read: Callable[[bytes], Any]) -> Any:
-        """Return what `read` makes of the file's content, or None if the file is missing or damaged."""
+    def read(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
+        """Return what `parse` makes of the file's content, or None if the file is missing or damaged."""
         with suppress(Exception):  # a damaged file may raise anything
             if self.cache_path is not None:
                 path = self.path_for(facts)
                 if content := _verified(own_content(path.parent, path.name)):
-                    found, self.path = read(content), path
+                    found, self.path = parse(content), path
                     return found
         return None
 

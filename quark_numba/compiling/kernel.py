@@ -12,7 +12,7 @@ from .threads import run_on_threads
 
 K = TypeVar("K")
 
-# Below this cost one thread finishes before a second one wakes up.
+# Below this cost one thread finishes before a second one wakes up. The linear family has its own limit (``linear.plans``).
 _PARALLEL_COST = 1 << 16
 
 

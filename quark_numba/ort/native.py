@@ -131,9 +131,9 @@ class Registry:
 
                 if not JIT_ENABLED:
                     return None, "NUMBA_DISABLE_JIT is set"
-                from ..compiling.cache import session_waits
+                from ..compiling.cache import warn_on_next_compile
 
-                session_waits()
+                warn_on_next_compile()
             return load("RegisterCustomOps", self._functions["register"], self.python_functions), ""
         except NotAvailableError as error:
             return None, str(error)

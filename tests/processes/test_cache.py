@@ -104,7 +104,7 @@ def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
     compiled.cache_path = None
     for waits in (False, True, False):
         if waits:
-            cache.session_waits()
+            cache.warn_on_next_compile()
         compiled.find((), bytes)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO", "INFO"]
     assert caplog.records[1].getMessage() == "compiling kernels takes some seconds; they are kept in memory alone"

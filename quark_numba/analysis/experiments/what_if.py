@@ -42,17 +42,18 @@ class WhatIf(Experiment):
     def __init__(self, segments: Segments, chosen: Sequence[str] | None, formats: Sequence[Format]) -> None:
         super().__init__(segments, chosen)
         self.formats = formats
-        # The types that a tensor may have, its own among them, the one with the most bits first.
+        # The formats that a tensor may have, its own among them, the one with the most bits first.
         self.candidates: dict[Quantizer, list[Format]] = {}
         for quantizer in segments.twin.quantizers:
             if quantizer.kind == "activation" or quantizer.floats is not None:
                 form = quantizer.form
-                types = [Format(form.type, form.bits, quantizer.apply), *(kind for kind in formats if kind.name != form.type)]
-                self.candidates[quantizer] = sorted(types, key=lambda type_: -type_.bits)
+                own = Format(form.type, form.bits, quantizer.apply)
+                candidates = [own, *(each for each in formats if each.name != own.name)]
+                self.candidates[quantizer] = sorted(candidates, key=lambda candidate: -candidate.bits)
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        return {(str(quantizer.place), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
+        return {(str(quantizer.place), each.name): own_noise(x, each.apply(x)) for each in self.formats}
 
     def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
         return {
@@ -76,16 +77,16 @@ class WhatIf(Experiment):
         effects = common(own.outputs)
         noise = {
             (quantizer, candidate.name): _noise_of(effects[str(quantizer.place), candidate.name])
-            for quantizer, types in self.candidates.items()
-            for candidate in types
+            for quantizer, candidates in self.candidates.items()
+            for candidate in candidates
         }
         self.mixes = _line(self.candidates, elements, noise)
-        return [{quantizer.place: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
+        return [{quantizer.place: chosen.name for quantizer, chosen in mix.chosen.items()} for mix in self.mixes]
 
     def config(self, point: Point) -> Config:
-        types = {(quantizer.place, type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
+        formats = {(quantizer.place, each.name): each for quantizer, found in self.candidates.items() for each in found}
         quantizers = self.segments.twin.quantizers
-        return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
+        return self.segments.quantized | {quantizers[place]: formats[place, name].apply for place, name in point.items()}
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
         """Return the trade-offs. Also fill in `what_if` of the tensors."""
@@ -95,18 +96,18 @@ class WhatIf(Experiment):
                 continue
             if quantizer.kind == "activation":
                 power = outcome.total.tensors[tensor.place].signal
-                noise = {format_.name: outcome.own.noise[str(tensor.place), format_.name] for format_ in self.formats}
+                noise = {each.name: outcome.own.noise[str(tensor.place), each.name] for each in self.formats}
             else:
                 weight = quantizer.weight
                 power = signal(weight)
-                noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
+                noise = {each.name: own_noise(weight, each.apply(weight)) for each in self.formats}
             tensor.what_if |= {name: decibels(power, lost) for name, lost in noise.items()}
         errors = common(dict(enumerate(outcome.points)))
-        types = {quantizer: quantizer.form.type for quantizer in self.candidates}
+        present = {quantizer: quantizer.form.type for quantizer in self.candidates}
         trade_offs = []
         for mix, ratio in _best(self.mixes, [least_sqnr_db(errors_of_outputs) for errors_of_outputs in errors.values()]):
-            changed = {quantizer: type_.name for quantizer, type_ in mix.chosen.items() if types[quantizer] != type_.name}
-            types |= changed
+            changed = {quantizer: new.name for quantizer, new in mix.chosen.items() if present[quantizer] != new.name}
+            present |= changed
             choices = {quantizer.name: name for quantizer, name in changed.items()}
             trade_offs.append(TradeOff(mix.bits, ratio, choices))
         return {"trade_offs": trade_offs}
@@ -114,34 +115,34 @@ class WhatIf(Experiment):
 
 @dataclass
 class Mix:
-    """The type of each tensor at a point of the line."""
+    """The format of each tensor at a point of the line."""
 
     bits: float
     chosen: dict[Quantizer, Format]
 
 
 def _line(
-    options: Mapping[Quantizer, Sequence[Format]],
+    candidates: Mapping[Quantizer, Sequence[Format]],
     elements: Mapping[Quantizer, float],
     noise: Mapping[tuple[Quantizer, str], float],
 ) -> list[Mix]:
     """Return points from all tensors with the least noise to all tensors with the fewest bits, at most _POINTS.
 
-    Each step gives one tensor a type with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
-    are the numbers of elements in one sample. `noise` is the noise that a tensor of a type adds to the outputs if only this
+    Each step gives one tensor a format with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
+    are the numbers of elements in one sample. `noise` is the noise that a tensor in a format adds to the outputs if only this
     tensor is rounded. The choice of steps assumes that the noise of several tensors adds up; the points are then measured."""
     chosen = {
-        quantizer: min(types, key=lambda type_: (noise[quantizer, type_.name], type_.bits))
-        for quantizer, types in options.items()
+        quantizer: min(formats, key=lambda candidate: (noise[quantizer, candidate.name], candidate.bits))
+        for quantizer, formats in candidates.items()
     }
 
     def bits() -> float:
-        return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
+        return sum(elements[quantizer] * each.bits for quantizer, each in chosen.items())
 
     def next_step(quantizer: Quantizer) -> tuple[float, Quantizer, Format] | None:
-        """Return the cheapest step of a tensor, as (price in noise per bit, tensor, new type), or None if there is no step."""
+        """Return the cheapest step of a tensor, as (price in noise per bit, tensor, new format), or None if there is none."""
         present, prices = chosen[quantizer], []
-        for candidate in options[quantizer]:
+        for candidate in candidates[quantizer]:
             saved = elements[quantizer] * (present.bits - candidate.bits)
             if saved > 0:
                 before, after = noise[quantizer, present.name], noise[quantizer, candidate.name]
@@ -151,7 +152,7 @@ def _line(
 
     points = [Mix(bits(), dict(chosen))]
     # A step changes only the next step of its own tensor.
-    steps = {quantizer: next_step(quantizer) for quantizer in options}
+    steps = {quantizer: next_step(quantizer) for quantizer in candidates}
     while any(steps.values()):
         _, quantizer, candidate = min(filter(None, steps.values()), key=lambda step: step[0])
         chosen[quantizer] = candidate
