@@ -78,7 +78,7 @@ def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, in
 
 # The approximate number of elements of a tile of whole blocks, which may be doubled if its rows would be short; the number of
 # columns up to which a row counts as short; and the largest number of rows. Blocks with more rows are not converted in tiles.
-TILE, ENOUGH_COLUMNS, MAX_ROWS = 1 << 11, 1 << 7, 1 << 7
+_TILE_SIZE, _ENOUGH_COLUMNS, MAX_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 # The most rows of a block that a thread of a GPU holds in registers.
 MAX_IN_REGISTERS = 32
@@ -86,4 +86,4 @@ MAX_IN_REGISTERS = 32
 
 def tile_width(block: int) -> int:
     """Return the number of blocks side by side in a tile."""
-    return max(16, TILE // block // 16 * 16, min(ENOUGH_COLUMNS, 2 * TILE // block // 16 * 16))
+    return max(16, _TILE_SIZE // block // 16 * 16, min(_ENOUGH_COLUMNS, 2 * _TILE_SIZE // block // 16 * 16))

@@ -32,7 +32,7 @@ from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Format, Loop
 from .key import Key
 from .units import (
-    TILE,
+    UNIT_SIZE,
     blocks_of_unit,
     count_pieces,
     count_units,
@@ -312,11 +312,11 @@ def _transposed_runner(key: Key) -> Any:
         for unit in range(units[0], units[1]):
             start, stride, n, rows = blocks_of_unit(unit, runs, block_format, loop)
             scaling = find_scaling(start, stride, block_format, loop, first_scaling)
-            if rows > TILE:
+            if rows > UNIT_SIZE:
                 convert_columns(x, y, block_format, Columns(start, loop.inner, rows, n), scaling, scratch)
                 continue
             # Rows of a tile begin with a cache line.
-            padded = min(-(-n // 16) * 16, TILE // rows)
+            padded = min(-(-n // 16) * 16, UNIT_SIZE // rows)
             gather_blocks(x, start, stride, n, rows, x_tile, padded)
             convert_columns(x_tile, y_tile, block_format, Columns(np.int64(0), padded, rows, n), scaling, scratch)
             scatter_blocks(y_tile, padded, n, rows, y, start, stride)
@@ -342,9 +342,9 @@ def _run(key: Key) -> Any:
         if first == last:
             return
         words = sub_blocks_at_a_time(block_format, loop)
-        steps = memory[words + TILE : 2 * words + TILE].view(np.float32)
-        tiles = memory[2 * words + TILE : 2 * words + 3 * TILE]
-        scratch = Scratch(memory[:words], memory[words : words + TILE], steps, tiles[:TILE], tiles[TILE:])
+        steps = memory[words + UNIT_SIZE : 2 * words + UNIT_SIZE].view(np.float32)
+        tiles = memory[2 * words + UNIT_SIZE : 2 * words + 3 * UNIT_SIZE]
+        scratch = Scratch(memory[:words], memory[words : words + UNIT_SIZE], steps, tiles[:UNIT_SIZE], tiles[UNIT_SIZE:])
         scaling = Scaling(np.int64(scales.ctypes.data), np.int64(1), tensor_scale)
         if loop.inner > 1:
             run_columns(x, y, block_format, loop, (first, last), scaling, scratch)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..compiling import jit
 
 # The number of elements that are converted together: their magnitudes and steps stay in the first-level cache.
-TILE = 1 << 11
+UNIT_SIZE = 1 << 11
 
 
 class Runs(NamedTuple):
@@ -27,7 +27,7 @@ def runs_of(size: int, block_format: Any, loop: Any) -> Any:
     """Return the Runs of a tensor of `size` elements."""
     outer = size // loop.length
     whole, rest = divmod(loop.length, block_format.block)
-    width = max(1, TILE // min(block_format.block, loop.length))
+    width = max(1, UNIT_SIZE // min(block_format.block, loop.length))
     tails = outer if rest else outer * 0
     if whole >= outer:
         return Runs(outer, whole, block_format.block, loop.length, width, tails)
@@ -53,7 +53,7 @@ def unit_shape(block_format: Any, loop: Any) -> Any:
     """Return (width, across), which divide blocks side by side (`inner` is not 1) into units: a unit is `width` columns of a
     row of blocks, and the row has `across` units."""
     sub_blocks = -(-min(block_format.block, loop.length) // block_format.sub_block)
-    across = -(-loop.inner // max(1, TILE // sub_blocks))
+    across = -(-loop.inner // max(1, UNIT_SIZE // sub_blocks))
     return -(-loop.inner // across), across
 
 
@@ -73,13 +73,13 @@ def count_units(size: int, block_format: Any, loop: Any) -> int:
 def sub_blocks_at_a_time(block_format: Any, loop: Any) -> int:
     """Return the largest number of steps of a unit: the number of elements of a tile, or the number of sub-blocks of one column
     if that is larger."""
-    return max(TILE, -(-min(block_format.block, loop.length) // block_format.sub_block))
+    return max(UNIT_SIZE, -(-min(block_format.block, loop.length) // block_format.sub_block))
 
 
 @jit.function
 def scratch_size(block_format: Any, loop: Any) -> int:
     """Return the number of 32-bit words that `run` needs as scratch memory."""
-    return 2 * sub_blocks_at_a_time(block_format, loop) + 3 * TILE
+    return 2 * sub_blocks_at_a_time(block_format, loop) + 3 * UNIT_SIZE
 
 
 # The smallest number of columns of a piece of `run_packed`. These columns are whole bytes, however many codes a byte has.
@@ -90,9 +90,9 @@ _MIN_COLUMNS = 64
 def piece_columns(block_format: Any, loop: Any, per_byte: int) -> int:
     """Return the number of columns of a piece of `run_packed`. A piece is one or more whole rows of blocks side by side. Only a
     row that is longer than a tile, and whose lines begin and end with whole bytes, is cut into pieces of fewer columns."""
-    if loop.inner == 1 or loop.inner % per_byte or block_format.block * loop.inner <= TILE:
+    if loop.inner == 1 or loop.inner % per_byte or block_format.block * loop.inner <= UNIT_SIZE:
         return loop.inner
-    return min(loop.inner, max(1, TILE // block_format.block // _MIN_COLUMNS) * _MIN_COLUMNS)
+    return min(loop.inner, max(1, UNIT_SIZE // block_format.block // _MIN_COLUMNS) * _MIN_COLUMNS)
 
 
 @jit.function
@@ -103,7 +103,7 @@ def piece_size(block_format: Any, loop: Any, per_byte: int) -> int:
     row = block_format.block * columns
     if columns < loop.inner:
         return row
-    count = max(1, TILE // row)
+    count = max(1, UNIT_SIZE // row)
     return row * (count + count * row % 2)
 
 

@@ -106,7 +106,7 @@ def test_rows_of_blocks_are_divided_among_threads():
         for inner in (2**20, 2**20 + 2):
             row = numbers, Loop(16, inner)
             pieces, size = units.count_pieces(16 * inner, *row, 2), units.piece_size(*row, 2)
-            assert pieces * size >= 16 * inner and size == units.TILE, (pieces, size)
+            assert pieces * size >= 16 * inner and size == units.UNIT_SIZE, (pieces, size)
     """
     ran = processes.python("-c", code, NUMBA_DISABLE_JIT="1")  # in Python, as functions of kernels
     assert ran.returncode == 0, ran.stderr
