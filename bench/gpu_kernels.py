@@ -34,7 +34,7 @@ from quark_numba import to_tensor_proto
 from quark_numba.block import device as block_device
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import HALF_TO_EVEN, MX_ELEMENT_TYPES, NVIDIA_FORMATS, bfp_format, mx_codes_format, mx_format
-from quark_numba.block.granularity import Loop, block_shape
+from quark_numba.block.granularity import BlockLoop, block_shape
 from quark_numba.compiling.device import VECTOR, DeviceKernel
 from quark_numba.element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, packing
 from quark_numba.fake_quantization.key import FORMS, ROUNDING_MODES
@@ -280,7 +280,7 @@ def block_launch(key: Any, form: Any, granularity: str, count: int, turn: int) -
 
     def expected(x: np.ndarray) -> dict[str, np.ndarray]:
         y, scales = np.empty(size, key.y.storage), np.zeros(scales_size, np.uint8)
-        BLOCK_TABLE[key].run(size, x.view(key.x.storage), y, scales, np.float32(1), form, Loop(length, inner))
+        BLOCK_TABLE[key].run(size, x.view(key.x.storage), y, scales, np.float32(1), form, BlockLoop(length, inner))
         results = {"y": packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y.view(key.y.dtype)}
         return results | ({"scales": scales} if key.has_codes else {})
 

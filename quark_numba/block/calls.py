@@ -14,7 +14,7 @@ from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
 from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
-from .granularity import FAULTS, Format, Loop, block_shape
+from .granularity import FAULTS, BlockLoop, Format, block_shape
 from .key import X_TYPES, Key
 
 # The scale of the tensor, for formats without one.
@@ -154,9 +154,9 @@ def axis_of(shape: tuple[int, ...], axis: Any) -> int:
     return axis % len(shape) if len(shape) > 1 else 0
 
 
-def loop_of(shape: tuple[int, ...], axis: int, block_format: Format) -> Loop:
+def loop_of(shape: tuple[int, ...], axis: int, block_format: Format) -> BlockLoop:
     _, length, inner = block_shape(shape, axis, block_format.block)
-    return Loop(length, inner)
+    return BlockLoop(length, inner)
 
 
 def convert(

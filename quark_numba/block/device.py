@@ -15,14 +15,14 @@ from ..compiling.text import function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
-from .granularity import MAX_IN_REGISTERS, Format, Loop
+from .granularity import MAX_IN_REGISTERS, BlockLoop, Format
 from .kernels import bounds_of
 from .key import Key
 
 # The record of a launch. The units are from `count_units`. `x`, `y`, `scales` and `tensor_scale` are addresses. The scale of
 # the tensor is a float32; the address 0 stands for a scale of 1. `size` is the number of elements of x. The scales have the
 # order of their blocks: (outer, blocks of an axis, inner). `is_aligned`: x and y lie at multiples of VECTOR.
-WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Format._fields, *Loop._fields), ("size", "is_aligned"))
+WORK = work_dtype(("x", "y", "scales", "tensor_scale", *Format._fields, *BlockLoop._fields), ("size", "is_aligned"))
 
 
 def count_columns(inner: int, per_byte: int) -> int:
@@ -35,7 +35,7 @@ def count_columns(inner: int, per_byte: int) -> int:
 
 def count_units(size: int, length: int, inner: int, block: int, per_byte: int) -> int:
     """Return the number of threads for `size` elements. A byte of y has `per_byte` elements. `length` and `inner` are as in
-    Loop."""
+    BlockLoop."""
     if size == 0:
         return 0
     return size // (length * inner) * -(-length // block) * (inner // count_columns(inner, per_byte))

@@ -33,7 +33,7 @@ class Format(NamedTuple):
     rounding_mode: int  # for whole numbers of steps
 
 
-class Loop(NamedTuple):
+class BlockLoop(NamedTuple):
     """The loop over x, which is viewed as an array of shape (outer, length, inner) in C order. As many consecutive rows of the
     middle axis as a block has elements hold `inner` blocks side by side, one in each column. The last block of an axis may have
     fewer rows."""
@@ -43,7 +43,7 @@ class Loop(NamedTuple):
 
 
 def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """Return (fault, and the length and inner of the Loop) for a shape given as a sequence of integers."""
+    """Return (fault, and the length and inner of the BlockLoop) for a shape given as a sequence of integers."""
     rank = len(x_shape)
     size = 1
     for i in range(rank):

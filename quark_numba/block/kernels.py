@@ -29,7 +29,7 @@ from ..compiling.vectors import transpose
 from ..element_types import FLOAT32, packing
 from . import arithmetic
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
-from .granularity import Format, Loop
+from .granularity import BlockLoop, Format
 from .key import Key
 from .units import (
     UNIT_SIZE,
@@ -51,7 +51,7 @@ CHUNK = 1 << 13
 # the number of parts of the work, the format and the loop, and the scale of the tensor. A task that cannot allocate memory sets
 # `has_failed`. Keys without scales do not use `scales` and `tensor_scale`.
 WORK = np.dtype(
-    [(name, np.int64) for name in ("x", "y", "scales", "size", "parts", *Format._fields, *Loop._fields, "has_failed")]
+    [(name, np.int64) for name in ("x", "y", "scales", "size", "parts", *Format._fields, *BlockLoop._fields, "has_failed")]
     + [("tensor_scale", np.float32), ("unused", np.float32)]
 )
 
@@ -365,7 +365,7 @@ def _run_packed(key: Key) -> Any:
         piece = piece_size(block_format, loop, y_per_byte)
         start = i * piece
         n = min(piece, x.size - start)
-        rows, row_scales = Loop(n // loop.inner, loop.inner), scales[start // block_format.block :]
+        rows, row_scales = BlockLoop(n // loop.inner, loop.inner), scales[start // block_format.block :]
         convert(x[start : start + n], codes[:n], row_scales, tensor_scale, block_format, rows, *whole, scratch)
         pack(codes[:n], y[start // y_per_byte : -(-(start + n) // y_per_byte)])
 
@@ -384,7 +384,7 @@ def _run_packed(key: Key) -> Any:
             for k in range(unsigned(width)):
                 elements[unsigned(line * width) + k] = x[begin + k]
         piece_scales = scales[row * inner + place * columns :]
-        convert(elements[:n], codes[:n], piece_scales, tensor_scale, block_format, Loop(block, width), *whole, scratch)
+        convert(elements[:n], codes[:n], piece_scales, tensor_scale, block_format, BlockLoop(block, width), *whole, scratch)
         for line in range(block):
             begin = (start + line * inner) // y_per_byte
             pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // y_per_byte)])
@@ -436,7 +436,7 @@ def _loops(key: Key) -> Loops:
         block_format = Format(
             work.block, work.sub_block, work.max_shift, work.drop, work.lowest, work.highest, work.rounding_mode
         )
-        loop = Loop(work.length, work.inner)
+        loop = BlockLoop(work.length, work.inner)
         size = scratch_size(block_format, loop)
         if is_packed:
             pieces = count_pieces(work.size, block_format, loop, y_per_byte)
@@ -462,7 +462,11 @@ def _arguments(key: Key) -> list[Any]:
     byte each. Scales may be empty if the key has no codes."""
     x, y = (numba.from_dtype(element_type.storage) for element_type in (key.x, key.y))
     arrays = [types.Array(x, 1, "C", readonly=True), types.Array(y, 1, "C"), types.Array(types.uint8, 1, "C")]
-    return [*arrays, types.float32, *(types.NamedUniTuple(types.int64, len(each._fields), each) for each in (Format, Loop))]
+    return [
+        *arrays,
+        types.float32,
+        *(types.NamedUniTuple(types.int64, len(each._fields), each) for each in (Format, BlockLoop)),
+    ]
 
 
 serial_kernel, parallel_kernel, task_function = variants(_loops, lambda key: key.name, _arguments, allocates=True)

@@ -11,7 +11,7 @@ from gpu_keys import BLOCK_KEYS, format_of
 from quark_numba.block import device
 from quark_numba.block.dispatch import TABLE
 from quark_numba.block.formats import NVIDIA_FORMATS, mx_format
-from quark_numba.block.granularity import NO_FAULT, Loop, block_shape
+from quark_numba.block.granularity import NO_FAULT, BlockLoop, block_shape
 from quark_numba.element_types import FLOAT32, packing
 
 pytestmark = pytest.mark.compiled
@@ -89,7 +89,7 @@ def test_bits_are_those_of_processors(key, mode, block):
             continue  # codes are of whole blocks
         _, length, inner = block_shape(shape, axis, block)
         tensor_scale = 0.37 if key.rule == "nvfp4" else 1
-        y, scales = expected_of(key, x, form, Loop(length, inner), tensor_scale)
+        y, scales = expected_of(key, x, form, BlockLoop(length, inner), tensor_scale)
         y = packing.pack(y.view(key.y.dtype)) if key.y.is_packed else y
         made, made_scales = converted(kernel, key, x, axis, form, is_displaced, y.nbytes, tensor_scale)
         assert_same_values(made, y, key.y, (shape, axis))

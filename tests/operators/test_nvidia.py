@@ -100,11 +100,11 @@ def test_rows_of_blocks_are_divided_among_threads():
     code = """if True:
         from quark_numba.block import units
         from quark_numba.block.formats import NVIDIA_NVFP4
-        from quark_numba.block.granularity import Loop
+        from quark_numba.block.granularity import BlockLoop
         from quark_numba.element_types import FLOAT32
         _, numbers = NVIDIA_NVFP4.format(FLOAT32, 16, has_codes=True)
         for inner in (2**20, 2**20 + 2):
-            row = numbers, Loop(16, inner)
+            row = numbers, BlockLoop(16, inner)
             pieces, size = units.count_pieces(16 * inner, *row, 2), units.piece_size(*row, 2)
             assert pieces * size >= 16 * inner and size == units.UNIT_SIZE, (pieces, size)
     """

@@ -36,8 +36,7 @@ from quark_numba import dequantize, extended_lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
-from quark_numba.block.granularity import Format, block_shape
-from quark_numba.block.granularity import Loop as BlockLoop
+from quark_numba.block.granularity import BlockLoop, Format, block_shape
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
 from quark_numba.compiling.array_functions import array_function
