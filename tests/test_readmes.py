@@ -347,7 +347,7 @@ def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     turns = [("g", "float", 3.0), ("g", "Quark's library", 9.0), ("g", "float", 2.0), ("g", "Quark's library", 10.0)]
     ((name, kept),) = kept_results.results_of(run_of(tmp_path, turns))
     assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "Quark's library": 9.0}})
-    said = "Each time is the best of 2 turns, between which it varies by some 31%."
+    said = "Each time is the best of 2 turns; the slowest turn typically takes 31% longer."
     results = kept_results.Results(kept)
     assert tables.run_line(results) == f"Run of [2026-11-27](#runs) (a processor, 2 processors). {said}\n"
     assert next(findings.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
