@@ -1,5 +1,6 @@
 """Measure `evaluate` in one, two and four worker processes, and write the tables into RESULTS.md."""
 
+import argparse
 import shutil
 import tempfile
 import time
@@ -89,4 +90,10 @@ def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    write_part("worker processes", tables(measured()), "cluster")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the tables into RESULTS.md")
+    options = parser.parse_args()
+    lines = [*tables(measured())]
+    print("\n".join(lines))
+    if options.write:
+        write_part("worker processes", lines, "cluster")

@@ -72,10 +72,12 @@ def models_finding(kept: Kept) -> Iterator[str]:
     """Yield how all models compare with their float models."""
     ratios = [*_ratios_in_our_session(kept)]
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
-    yield f"In `InferenceSession`, {share:.0%} of {len(ratios)} latencies are at most {AS_FAST} × the float model's"
-    yield f"(the median is {digits(median(ratios))} ×), and all are at most {digits(max(ratios))} ×."
-    yield "These are all models with a float model, in Quark's types and in ONNX's operators, float8 included, on one thread"
-    yield "and on two."
+    middle = digits(median(ratios))
+    yield f"Usually not: in `InferenceSession` the median of {len(ratios)} latencies is {middle} × the float model's."
+    yield f"{share:.0%} are at most {AS_FAST} ×, and the slowest is {digits(max(ratios))} ×. These are all models with a float"
+    yield "model, in Quark's types and in ONNX's operators, float8 included, on one thread and on two. All but the classifier"
+    yield "are synthetic: networks with random weights, and the quantization nodes that Quark or ONNX Runtime inserts"
+    yield "(`bench/architectures.py`)."
     others = range_of_ratios(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
     yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
     yield f"they take {range_text(others)}."
@@ -110,7 +112,8 @@ def operators_finding(kept: Kept) -> Iterator[str]:
     faster = [theirs / ours for _, ours, theirs in pairs if ours and theirs]
     yield f"A drop-in session's operator converts {range_text(range_of(rates), '')} billion elements a second"
     yield f"(of a million, per tensor, on two threads). It is {range_text(range_of(faster), ' times')} as fast as"
-    yield f"ONNX Runtime's own operator, depending on the type; half of the types gain at least {digits(median(faster))} times."
+    yield "ONNX Runtime's own operator, depending on the type;"
+    yield f"for half of the operators it is at least {digits(median(faster))} times."
     yield ""
     yield from measured_line(results)
 
@@ -158,7 +161,7 @@ def targets_finding(kept: Kept) -> Iterator[str]:
     yield from table(["a process that makes a session (less is better)", *header], rows)
     (float8,) = (case.group for case in operators_per_tensor() if case.label == "quantize float8e4m3fn")
     faster = operators.get(float8, "onnxruntime") / operators.get(float8, DROP_IN)
-    row = ["quantize float8e4m3fn", "20 ×", f"{faster:.1f} ×", "[a division for each element](#float8)"]
+    row = ["quantize float8e4m3fn", "20 ×", f"{digits(faster)} ×", "[a division for each element](#float8)"]
     yield from table(["speed-up over ONNX Runtime's operator (more is better)", *header], [row])
     yield from measured_line(kept["speed_beside_quark"], kept["speed_of_real_models"], others, start_up, operators)
 

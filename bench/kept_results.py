@@ -37,6 +37,11 @@ class Results:
         self.note: str = content.get("note", "")
 
     @property
+    def run(self) -> tuple[str, str, str]:
+        """The day, the machine and the versions of the run."""
+        return self.date, self.machine, ", ".join(map(" ".join, self.versions.items()))
+
+    @property
     def contenders(self) -> list[str]:
         return list(dict.fromkeys(who for group in self.groups.values() for who in group))
 
@@ -54,6 +59,11 @@ class Results:
 
 
 Kept = dict[str, Results]
+
+
+def runs_of(kept: Kept) -> list[tuple[str, str, str]]:
+    """Return the day, the machine and the versions of each run, in the order in which pages number them."""
+    return sorted({each.run for each in kept.values()})
 
 
 def read_all() -> Kept:

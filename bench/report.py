@@ -29,7 +29,7 @@ def written(path: Path, kept: Kept) -> str:
         text = with_part(text, "runs", runs_list(kept))
         for part, name, table in TABLES:
             if name in kept:
-                text = with_part(text, part, [run_line(kept[name]), *table(kept[name])])
+                text = with_part(text, part, [run_line(kept[name], kept), *table(kept[name])])
     return text
 
 

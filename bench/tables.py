@@ -12,7 +12,7 @@ import models_of_onnx
 from architectures import ARCHITECTURES
 from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, QUARK, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, cases
-from kept_results import COPY, PROCESSOR_TIME, THREADS, Kept, Results
+from kept_results import COPY, PROCESSOR_TIME, THREADS, Kept, Results, runs_of
 from measuring import DROP_IN, SESSION
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
 from models_of_quantizers import NAMES, VENDOR
@@ -39,16 +39,17 @@ FLOAT_MARK, RATIO_MARK = " †", " ‡"
 
 
 def runs_list(kept: Kept) -> Iterator[str]:
-    """Yield the machine and the versions of each run."""
-    runs = dict.fromkeys((each.date, each.machine, ", ".join(map(" ".join, each.versions.items()))) for each in kept.values())
-    for date, machine, versions in sorted(runs):
-        yield textwrap.fill(f"- **{date}:** {machine}; {versions}", 140, subsequent_indent="  ", break_on_hyphens=False)
+    """Yield the day, the machine and the versions of each run."""
+    for number, (date, machine, versions) in enumerate(runs_of(kept), 1):
+        text = f"{number}. {date}, {machine}: {versions}"
+        yield textwrap.fill(text, 140, subsequent_indent="   ", break_on_hyphens=False)
     yield ""
 
 
-def run_line(results: Results) -> str:
+def run_line(results: Results, kept: Kept) -> str:
     """Return the line above a table: which run it is of, on which machine, and what its times are."""
-    return f"Run of [{results.date}](#runs) ({results.machine}). {statistic(results)}\n"
+    number = runs_of(kept).index(results.run) + 1
+    return f"[Run {number}](#runs), {results.date}, {results.machine}. {statistic(results)}\n"
 
 
 def operators_table(results: Results) -> Iterator[str]:

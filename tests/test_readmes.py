@@ -349,7 +349,7 @@ def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "Quark's library": 9.0}})
     said = "Each time is the best of 2 turns; the slowest turn typically takes 31% longer."
     results = kept_results.Results(kept)
-    assert tables.run_line(results) == f"Run of [2026-11-27](#runs) (a processor, 2 processors). {said}\n"
+    assert tables.run_line(results, {"a": results}) == f"[Run 1](#runs), 2026-11-27, a processor, 2 processors. {said}\n"
     assert next(findings.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
 
 

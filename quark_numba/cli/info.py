@@ -97,10 +97,10 @@ def _cache() -> str:
     """Return the folder of compiled kernels and, if they are not loaded or kept, the reason."""
     from ..compiling import cache
 
-    folder, is_read, why_not = cache.place()
+    folder, may_read, why_not = cache.place()
     if not why_not:
         return str(folder)
-    return f"{folder or 'none'}: {'nothing can be added' if is_read else 'not used'}: {why_not}"
+    return f"{folder or 'none'}: {'nothing can be added' if may_read else 'not used'}: {why_not}"
 
 
 def _models(given: str | None) -> tuple[ModelCache | None, str]:

@@ -84,11 +84,11 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
-    is_loaded = not signature and not _process.is_for_another_machine
-    compiler._cache = file = (_FileForC if is_loaded else _File)(compiler.__qualname__)
+    is_for_c = not signature and not _process.is_for_another_machine
+    compiler._cache = file = (_FileForC if is_for_c else _File)(compiler.__qualname__)
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
-    if file.path and is_loaded:
+    if file.path and is_for_c:
         _add_functions(file.path.name, {"": compiler.address})
 
 
@@ -108,7 +108,7 @@ def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> s
         text: str | None = file.find(facts, bytes.decode)
         if text is None:
             text = make()
-            if file.is_written:
+            if file.can_write:
                 file.write(facts, text.encode())
     return text
 
@@ -140,7 +140,7 @@ def load_and_keep(name: str, made: ObjectFile) -> dict[str, int]:
     """Load an object file that Numba did not make, and keep it under a name, which ends with a digest. Return the addresses of
     its functions."""
     file, addresses = _File(name), made.load()
-    if file.is_written:
+    if file.can_write:
         file.write(_processor(), made.to_bytes())
     if file.path:
         _add_functions(file.path.name, addresses)
@@ -158,7 +158,7 @@ def keep_record(name: str, content: Any) -> None:
     """Keep content for JSON under a name for which `find_record` found none, or nothing that could be used. Keep nothing if
     Numba compiles for a processor other than this one, or if the user has changed its settings."""
     record = _File(_record_name(name))
-    if not is_plain(loaded=True) or not record.is_written:
+    if not is_plain(loaded=True) or not record.can_write:
         return
     from numba.core.registry import cpu_target
 
@@ -192,7 +192,7 @@ class Place(NamedTuple):
     """A folder, whether files are loaded from it, and the reason why files cannot be written, or "" if they can."""
 
     folder: Path | None
-    is_read: bool
+    may_read: bool
     why_not: str = ""
 
 
@@ -208,15 +208,15 @@ def place() -> Place:
             check_folder(beside)
             _write_to(beside)
             return Place(beside, True)
-    folder, is_read = None, False
+    folder, may_read = None, False
     try:
         folder = own_folder()
         folder = make_own(folder)
-        is_read = True
+        may_read = True
         _write_to(folder)
     except OSError as error:
-        return Place(folder, is_read, error.strerror or str(error))
-    return Place(folder, is_read)
+        return Place(folder, may_read, error.strerror or str(error))
+    return Place(folder, may_read)
 
 
 def _write_to(folder: Path) -> None:
@@ -231,8 +231,8 @@ def environment() -> dict[str, str]:
 
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
-    folder, is_read, _ = place()
-    return sorted(filter(_is_own, folder.glob(f"*{SUFFIX}*"))) if folder and is_read else []
+    folder, may_read, _ = place()
+    return sorted(filter(_is_own, folder.glob(f"*{SUFFIX}*"))) if folder and may_read else []
 
 
 def _is_own(path: Path) -> bool:
@@ -260,8 +260,8 @@ class _File:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        folder, is_read, self._why_not = place()
-        self.cache_path = folder if is_read and not name.endswith("_") else None  # "_": without a digest
+        folder, may_read, self._why_not = place()
+        self.cache_path = folder if may_read and not name.endswith("_") else None  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
         self.locks = ExitStack()  # contexts that are held until the function is compiled
 
@@ -277,7 +277,7 @@ class _File:
         return CompileResult._rebuild(target_context, *pickle.loads(content))
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.is_written and not compiled.library.has_dynamic_globals:  # addresses of this process
+        if self.can_write and not compiled.library.has_dynamic_globals:  # addresses of this process
             self.write(_facts(compiled.codegen), self.content_of(compiled))
 
     def content_of(self, compiled: Any) -> bytes:
@@ -290,7 +290,7 @@ class _File:
         """Read the file; if it is missing or damaged, get ready to compile. Return what `parse` makes of the content, or None
         if the function has to be compiled."""
         found = self.read(facts, parse)
-        if found is None and self.is_written and not _process.cannot_write:
+        if found is None and self.can_write and not _process.cannot_write:
             found = self._lock_and_reread(facts, parse)
         if found is None:
             self._announce_compiling()
@@ -328,7 +328,7 @@ class _File:
         return None
 
     @property
-    def is_written(self) -> bool:
+    def can_write(self) -> bool:
         return self.cache_path is not None and not self._why_not
 
     def write(self, facts: tuple[str, ...], content: bytes) -> None:

@@ -183,10 +183,10 @@ def loop_of(
         fault = unclear or fault
     if version and not fault:
         # A version accepts less than `loop_shape`. Runtimes treat a one-dimensional array of one element as a scalar.
-        scalar = scale.shape in ((), (1,))
-        dimensions = 0 if scalar else scale.ndim
-        if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
-            expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
+        scalar, has_axis = scale.shape in ((), (1,)), "axis" in version.attributes
+        most = max(int(has_axis), len(x_shape) if block_size else 0)  # dimensions of a scale
+        if not scalar and scale.ndim > most:
+            expected = "a scalar, or one dimension, or a block_size" if has_axis else "a scalar"
             operator = f"{version.name}-{version.since_version}"
             raise ValueError(f"{names.scale} has shape {scale.shape}; {operator} expects {expected}")
         if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
