@@ -95,7 +95,7 @@ def build_library(
     if not paths and models is not None:
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
-        raise ValueError(f"two models have the same file name: {', '.join(names)}")
+        raise ValueError(f"models: two files have the same name: {', '.join(names)}")
     if qdq == "float" and not paths:
         raise ValueError("qdq is 'float' without models; expected models, whose nodes the library gets")
     if getattr(sys, "frozen", False):

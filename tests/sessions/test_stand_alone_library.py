@@ -365,7 +365,7 @@ def test_wrong_arguments(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="models is empty"):
         build_library([], out)
-    with pytest.raises(ValueError, match=r"models has two files of one name: small\.onnx, small\.onnx"):
+    with pytest.raises(ValueError, match=r"models: two files have the same name: small\.onnx, small\.onnx"):
         build_library([path, path], out)
     with pytest.raises(ValueError, match="target is 'amiga'; expected one of linux-x86-64, "):
         build_library(path, out, target="amiga")
