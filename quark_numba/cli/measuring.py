@@ -149,10 +149,10 @@ def latencies(
     times: dict[str, list[float]] = {name: [] for name in sessions}
     for timed, block in blocks:
         for name, session in sessions.items():
-            seconds = times[name]
+            names, feed, seconds = outputs[name], arrays[name], times[name]
             for _ in range(block):
                 start = time.perf_counter()
-                results(session, outputs[name], arrays[name])
+                results(session, names, feed)
                 seconds.append(time.perf_counter() - start)
                 update(advance=1)
             if timed:

@@ -83,10 +83,13 @@ class _Contender:
     artifact: Artifact | None
     median_seconds: float = 0.0
 
-    def report(self, reference: _Contender | None) -> dict[str, Any]:
-        """Return the part of --json's report about this model, with the ratio of its latency to that of the reference."""
-        times = {"model": self.name, "load_seconds": self.load_seconds, "median_seconds": self.median_seconds}
-        return times | ({"latency_ratio": self.median_seconds / reference.median_seconds} if reference else {})
+    def report(self) -> dict[str, Any]:
+        """Return the part of --json's report about this model."""
+        return {"model": self.name, "load_seconds": self.load_seconds, "median_seconds": self.median_seconds}
+
+    def ratio_to(self, reference: _Contender) -> dict[str, float]:
+        """Return the ratio of its latency to that of the reference, as --json's report has it."""
+        return {"latency_ratio": self.median_seconds / reference.median_seconds}
 
 
 def _measure(
@@ -101,24 +104,26 @@ def _measure(
     with ExitStack() as stack:
         contenders = _load(options, nodes, stack)
         stack.callback(contenders.clear)  # before the files are removed: Windows removes no file that a session reads
-        sessions = {name: contender.session for name, contender in contenders.items()}
-        stack.callback(sessions.clear)
-        batches = arguments.batches_of(options, sessions["model"])
+        batches = arguments.batches_of(options, contenders["model"].session)
         inputs = _first_batch(options, batches)
-        outputs = {name: run(session, inputs) for name, session in sessions.items()}
+        outputs = {name: run(contender.session, inputs) for name, contender in contenders.items()}
         with progress("running") as update:
-            for name, median in measuring.latencies(sessions, inputs, options.runs, update).items():
-                contenders[name].median_seconds = median
-        count, comparison = _compare_batches(options, sessions, outputs, batches)
+            # No variable keeps the sessions: the contenders are cleared before the files are removed.
+            medians = measuring.latencies(
+                {name: each.session for name, each in contenders.items()}, inputs, options.runs, update
+            )
+        for name, median in medians.items():
+            contenders[name].median_seconds = median
+        count, comparison = _compare_batches(options, contenders, outputs, batches)
         report = {
             "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
             "batches": count,
             "threads": options.threads or "default",
-            "providers": sessions["model"].get_providers(),
+            "providers": contenders["model"].session.get_providers(),
         }
         report |= _report_models(options, contenders, comparison)
-        artifacts = [contender.artifact for contender in contenders.values() if contender.artifact]
-    return report, outputs["model"], artifacts[0] if artifacts else None
+        optimized = next(filter(None, (contender.artifact for contender in contenders.values())), None)
+    return report, outputs["model"], optimized
 
 
 def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
@@ -131,7 +136,7 @@ def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arra
 
 def _compare_batches(
     options: argparse.Namespace,
-    sessions: Mapping[str, onnxruntime.InferenceSession],
+    contenders: Mapping[str, _Contender],
     outputs: Mapping[str, Arrays],
     others: Iterator[Arrays],
 ) -> tuple[int, Comparison | None]:
@@ -151,9 +156,9 @@ def _compare_batches(
     with progress("running the other batches"):
         for batch in others:
             count += 1
-            y = run(sessions["model"], batch)
+            y = run(contenders["model"].session, batch)
             if comparison:
-                comparison.add(compare(y, run(sessions["reference"], batch), chosen))
+                comparison.add(compare(y, run(contenders["reference"].session, batch), chosen))
     if comparison:
         comparison.reasons |= random
     return count, comparison
@@ -169,11 +174,11 @@ def _report_models(
     if model.artifact:
         report |= model.artifact.report()
     if optimized and optimized.artifact:
-        report["optimized"] = optimized.report(reference) | optimized.artifact.report()
+        ratio = optimized.ratio_to(reference) if reference else {}
+        report["optimized"] = optimized.report() | ratio | optimized.artifact.report()
     if reference and comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
-        ratio = model.median_seconds / reference.median_seconds
-        report["reference"] = reference.report(None) | {"latency_ratio": ratio} | compared
+        report["reference"] = reference.report() | model.ratio_to(reference) | compared
     return report
 
 

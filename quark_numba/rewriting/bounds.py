@@ -68,16 +68,17 @@ class Bounds:
             return math.inf  # a scale of the tensor may make NaN
         if meaning is not None:
             bound = _bound_of_meaning(self, meaning)
-            return math.inf if bound > FLOAT16.highest / 2 and self._may_be_float16(node) else bound
+            return math.inf if FLOAT16.highest / 2 < bound < math.inf and self._may_be_float16(node) else bound
         rule = _RULES.get(node.op_type) if node.domain == "" else None
         if rule is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
             return math.inf
-        if node.op_type in _MAY_OVERFLOW and self._may_be_float16(node):
-            return math.inf
-        return rule(self, node, *(0.0 if value is None else self.find(value) for value in node.inputs))
+        bound = rule(self, node, *(0.0 if value is None else self.find(value) for value in node.inputs))
+        is_unsafe = node.op_type in _MAY_OVERFLOW and math.isfinite(bound) and self._may_be_float16(node)
+        return math.inf if is_unsafe else bound
 
     def _may_be_float16(self, node: ir.Node) -> bool:
-        return self.graph.inferred_type(node.outputs[0]) in (None, FLOAT16)
+        (y, *_) = node.outputs
+        return (self.graph.type(y) or self.graph.inferred_type(y)) in (None, FLOAT16)
 
 
 def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:

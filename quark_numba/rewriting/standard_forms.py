@@ -41,13 +41,14 @@ _MAX_READ = 1 << 10
 def rewrite(graph: Graph) -> None:
     """Write the standard forms of all nodes of the package's operators, ONNX's own among them, unless ONNX Runtime or a GPU is
     to run them as they are."""
+    graph.forget_inferred()
     bounds = Bounds(graph)
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
     while nodes:
-        graph.forget_inferred()
         remaining = [node for node in nodes if not _try_to_write(graph, node, bounds)]
         # More types and shapes may follow from what was written.
         nodes = remaining if len(remaining) < len(nodes) else []
+        graph.forget_inferred()
 
 
 def _is_to_write(graph: Graph, node: Node) -> bool:
