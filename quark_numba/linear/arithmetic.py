@@ -270,8 +270,8 @@ def _large_code_of_quotient(key: Key) -> Any:
         magnitude = u32(abs(value))
         whole = u32(u32(0) - magnitude) if value < 0 else magnitude
         within = code(u32(whole + u32(i64(zero_point) & mask)))
-        below = highest_code if value > most else within
-        return below if value >= least else lowest_code  # also NaN
+        saturated = highest_code if value > most else within
+        return saturated if value >= least else lowest_code  # also NaN
 
     return inline(encode)
 

@@ -13,7 +13,7 @@ from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .conversions import Conversion, planned
 from .granularity import Names
 from .key import PRECISIONS, select
-from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
+from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operation, Role, Version, types, version_of_opset
 
 
 @planned
@@ -191,8 +191,8 @@ def make_conversion(
     """Return the conversion of a call with these arguments, which have these names in messages. `dtype` specifies the type of
     the codes, or of y for "dequantize". Raise TypeError or ValueError if an argument is invalid."""
 
-    def allowed(operand: Operand) -> tuple[ElementType, ...]:
-        return getattr(version, operand) if version else types(operation, operand)
+    def allowed(role: Role) -> tuple[ElementType, ...]:
+        return getattr(version, role) if version else types(operation, role)
 
     is_dequantize = operation == "dequantize"
     # Python integers become codes of the type of the zero point; without one, int32.

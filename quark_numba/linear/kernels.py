@@ -43,18 +43,33 @@ WORK = np.dtype(
 signed = np.intp if jit.JIT_ENABLED else int
 
 
+@jit.expand
+def _part(k: Any, n: Any, head: Any, half: Any) -> Any:
+    """Return where part `k` of n elements begins and where it ends. Part 0 has the first `head` elements. Further parts are
+    pieces of the first `half` after it and of the second half in turns. The last part has the rest.
+
+    For example, let n be 2**17 and head 32. Then half is 2**16 - 1024, and the parts are 0..32, 32..1056, 64544..65568,
+    1056..2080, 65568..66592 and so on, and at the end 129056..131072."""
+    if k == unsigned(0):
+        return unsigned(0), head
+    k -= unsigned(1)
+    if k * unsigned(PIECE) == half + half:
+        return head + half + half, n
+    begin = head + k // unsigned(2) * unsigned(PIECE) + k % unsigned(2) * half
+    return begin, begin + unsigned(PIECE)
+
+
 def _constant_scale(convert: Any, in_words: bool) -> Any:
     def convert_run(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
         """Convert `n` elements from index `start` on, all with the same `numbers`: the scale and the zero point, or the numbers
         that `convert` takes instead."""
-        # A store across two cache lines takes twice as long. So the first pass ends at the end of a cache line. For example,
-        # let start be 0, n 2**17 and head 32. Then half is 2**16 - 1024, and the passes convert 0..32, 32..1056, 64544..65568,
-        # 1056..2080, 65568..66592 and so on. The last pass converts the rest, 129056..131072.
+        # A store across two cache lines takes twice as long. So the first part ends at the end of a cache line.
         head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
         half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
-        done, begin, stop = unsigned(0), unsigned(start), unsigned(start) + head
-        while done < unsigned(n):
-            done += stop - begin
+        parts = (half + half) // unsigned(PIECE) + unsigned(2) if n >= LONG else unsigned(1)
+        for k in range(parts):
+            begin, stop = _part(k, unsigned(n), head, half)
+            begin, stop = unsigned(start) + begin, unsigned(start) + stop
             if in_words:
                 # In a plain loop over float32, LLVM takes 5 instructions to narrow each vector of 8 elements to bytes. In this
                 # one it unrolls the inner loop and keeps the words in registers, and `narrow` makes bytes of them.
@@ -66,11 +81,6 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
                     begin += unsigned(WORDS)
             for i in range(begin, stop):
                 y[i] = convert(x[i], *numbers)
-            begin, stop = unsigned(start) + done, unsigned(start + n)
-            if done < head + half + half:  # the next piece of one half and of the other in turns
-                piece = (done - head) // unsigned(PIECE)
-                begin = unsigned(start) + head + piece // unsigned(2) * unsigned(PIECE) + piece % unsigned(2) * half
-                stop = begin + unsigned(PIECE)
 
     return jit.expand(convert_run)
 
@@ -118,20 +128,20 @@ def _run(key: Key) -> Any:
         outer = row // length
         row -= outer * length  # within the axis
         in_block = row % block  # the row within the block
-        scales = (outer * ((length + block - 1) // block) + row // block) % rows  # row of the scales
+        scale_row = (outer * ((length + block - 1) // block) + row // block) % rows
         while done < size:
             if vary:
                 n = inner - column
                 n = n if n < size - done else size - done
-                convert_row(x, scale, zero_point, y, done, n, scales * inner + column)
+                convert_row(x, scale, zero_point, y, done, n, scale_row * inner + column)
                 in_block += 1
                 row += 1
             else:
                 n = block - in_block if block - in_block < length - row else length - row
                 n = n * inner - column
                 n = n if n < size - done else size - done
-                zero = scales if zero_point.size > 1 else 0
-                numbers = scale[unsigned(scales)], zero_point[unsigned(zero)]
+                zero_point_row = scale_row if zero_point.size > 1 else 0
+                numbers = scale[unsigned(scale_row)], zero_point[unsigned(zero_point_row)]
                 if may_multiply and has_reciprocal(*numbers):
                     convert_run_by_reciprocal(x, (np.float32(np.float32(1) / numbers[0]), *numbers), y, done, n)
                 else:
@@ -142,9 +152,9 @@ def _run(key: Key) -> Any:
             column = 0
             if in_block == block or row >= length:
                 in_block = 0
-                scales += 1
-                if scales == rows:
-                    scales = 0
+                scale_row += 1
+                if scale_row == rows:
+                    scale_row = 0
                 if row >= length:
                     row = 0
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from ..element_types import ElementType, named
 
 Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
-Operand = Literal["x", "scale", "quantized", "y"]
+Role = Literal["x", "scale", "quantized", "y"]
 
 # The domain of the operators that `optimize` writes.
 OWN_DOMAIN = "quark_numba"
@@ -50,34 +50,36 @@ def _dequantize(domain: str, name: str, since_version: int, x: str, scale: str, 
 _onnx_quantize = functools.partial(_quantize, "", "QuantizeLinear")
 _onnx_dequantize = functools.partial(_dequantize, "", "DequantizeLinear")
 
-_10 = "uint8 int8"
-_19 = f"{_10} float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz"
-_21 = f"{_19} uint16 int16 uint4 int4"
-_23 = f"{_21} float4e2m1"
-_25 = f"{_23} uint2 int2"
-_28 = f"{_25} float6e2m3 float6e3m2"
+# The types of codes, by the opset that adds them.
+_OPSET_10 = "uint8 int8"
+_OPSET_19 = f"{_OPSET_10} float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz"
+_OPSET_21 = f"{_OPSET_19} uint16 int16 uint4 int4"
+_OPSET_23 = f"{_OPSET_21} float4e2m1"
+_OPSET_25 = f"{_OPSET_23} uint2 int2"
+_OPSET_28 = f"{_OPSET_25} float6e2m3 float6e3m2"
 _FULL = "float32 float16 bfloat16"
+_INPUTS = f"{_FULL} int32"
 _EXTENDED = "uint8 int8 uint16 int16 uint32 int32 float16 bfloat16"
 
-_QUANTIZE_28 = (f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _28, "axis saturate block_size output_dtype precision")
-_DEQUANTIZE_28 = (f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype")
+_QUANTIZE_28 = (_INPUTS, f"{_INPUTS} float8e8m0", _OPSET_28, "axis saturate block_size output_dtype precision")
+_DEQUANTIZE_28 = (f"{_OPSET_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype")
 
 VERSIONS = (
-    _onnx_quantize(10, "float32 int32", "float32", _10, ""),
-    _onnx_quantize(13, "float32 int32", "float32", _10, "axis"),
-    _onnx_quantize(19, f"{_FULL} int32", "x", _19, "axis saturate"),
-    _onnx_quantize(21, f"{_FULL} int32", "x", _21, "axis saturate block_size output_dtype"),
-    _onnx_quantize(23, f"{_FULL} int32", f"{_FULL} int32", _23, "axis saturate block_size output_dtype precision"),
-    _onnx_quantize(24, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _23, "axis saturate block_size output_dtype precision"),
-    _onnx_quantize(25, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _25, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(10, "float32 int32", "float32", _OPSET_10, ""),
+    _onnx_quantize(13, "float32 int32", "float32", _OPSET_10, "axis"),
+    _onnx_quantize(19, _INPUTS, "x", _OPSET_19, "axis saturate"),
+    _onnx_quantize(21, _INPUTS, "x", _OPSET_21, "axis saturate block_size output_dtype"),
+    _onnx_quantize(23, _INPUTS, _INPUTS, _OPSET_23, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(24, _INPUTS, f"{_INPUTS} float8e8m0", _OPSET_23, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(25, _INPUTS, f"{_INPUTS} float8e8m0", _OPSET_25, "axis saturate block_size output_dtype precision"),
     _onnx_quantize(28, *_QUANTIZE_28),
-    _onnx_dequantize(10, f"{_10} int32", "float32", "float32", ""),
-    _onnx_dequantize(13, f"{_10} int32", "float32", "float32", "axis"),
-    _onnx_dequantize(19, f"{_19} int32", _FULL, _FULL, "axis"),
-    _onnx_dequantize(21, f"{_21} int32", _FULL, _FULL, "axis block_size"),
-    _onnx_dequantize(23, f"{_23} int32", _FULL, _FULL, "axis block_size output_dtype"),
-    _onnx_dequantize(24, f"{_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
-    _onnx_dequantize(25, f"{_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(10, f"{_OPSET_10} int32", "float32", "float32", ""),
+    _onnx_dequantize(13, f"{_OPSET_10} int32", "float32", "float32", "axis"),
+    _onnx_dequantize(19, f"{_OPSET_19} int32", _FULL, _FULL, "axis"),
+    _onnx_dequantize(21, f"{_OPSET_21} int32", _FULL, _FULL, "axis block_size"),
+    _onnx_dequantize(23, f"{_OPSET_23} int32", _FULL, _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(24, f"{_OPSET_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(25, f"{_OPSET_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(28, *_DEQUANTIZE_28),
     _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
@@ -92,7 +94,7 @@ VERSIONS = (
         since_version=1,
         x=named("float32"),
         scale=named("float32"),
-        quantized=named(f"{_28} uint32 int32 float16 bfloat16"),
+        quantized=named(f"{_OPSET_28} uint32 int32 float16 bfloat16"),
         y=named("float32"),
         attributes=("axis", "block_size", "saturate"),
         scale_as_x=False,
@@ -112,7 +114,7 @@ def version_of_opset(operation: Operation, opset: int) -> Version | None:
 
 
 @functools.cache
-def types(operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
-    """Return the element types that any version has for the operand."""
+def types(operation: Operation, role: Role) -> tuple[ElementType, ...]:
+    """Return the element types that any version has for a role."""
     versions = [version for version in VERSIONS if version.operation == operation]
-    return tuple(dict.fromkeys(element_type for version in versions for element_type in getattr(version, operand)))
+    return tuple(dict.fromkeys(element_type for version in versions for element_type in getattr(version, role)))
