@@ -15,11 +15,11 @@ from ..compiling.intrinsics import record_at
 from ..compiling.text import branch, function_of, indented, tuple_of
 from ..linear.device import reader
 from . import arithmetic
+from .element_source import ElementWriter, bind_steps
 from .gpu_loops import BLOCK_LOOP, work_of
 from .granularity import GPU_LOOPS
 from .key import BLOCK_ROUND_TRIPS, Program
 from .loops import Apply
-from .source import ElementWriter, bind_steps
 
 # The number of elements in a vector of float32. A thread computes this many elements of y, or one block.
 COUNT = VECTOR // 4

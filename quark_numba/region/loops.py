@@ -104,16 +104,16 @@ def has_ordinary_parts(program: Program) -> bool:
 
 
 def ordinary_parts(program: Program) -> tuple[list[Part], int]:
-    """Return the parts that run a program on ordinary blocks, and the number of their buffers. A loop converts the elements of
-    a step that rounds blocks, does the elementwise steps up to the next such step, and finds the largest magnitudes for it.
+    """Return the parts that run a program on ordinary blocks, and the number of their buffers.
 
-    A step that ALWAYS returns its operand is not converted. For the first step where that depends on a condition, there is a
-    choice between one loop that does not convert it, and two loops, one up to the step and one from it on. The others are
-    converted: each further choice would double the number of loops, and those of two steps in a row would share a loop.
+    A step that rounds blocks needs the largest magnitude of a block before it can convert an element. So a loop begins with
+    such a step, does the elementwise steps after it, and finds the magnitudes for the next such step. For example, if steps 0,
+    2 and 4 of a program round blocks, the loops have no steps, steps 0 and 1, steps 2 and 3, and step 4.
 
-    For example, let steps 0, 2 and 4 of a program round blocks, and let step 2 depend on a condition. A loop ends before each
-    of them: the loops have no steps, steps 0 and 1, steps 2 and 3, and step 4. If step 2 returns its operand, one loop of steps
-    0 to 3 takes the place of the second and the third."""
+    A step that returns its operand unchanged needs no magnitudes, and no loop has to begin with it. If that depends on a
+    condition, there is a choice: in the example, if step 2 returns its operand, one loop has steps 0 to 3, in the place of the
+    second and the third loop. Only the first such step of a program has a choice. Each further choice would double the number
+    of loops, and those of two steps in a row would share a loop."""
     unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.

@@ -31,17 +31,10 @@ For example, this is the source for the absolute value of a round trip of x0 + x
 x0 is the array of input 0, or its element if it has only one; e0 is an element of x0. f0 is the function of step 0, and v0 its
 result for an element. Names of inputs and steps end with their numbers.
 
-The words, from the whole to its pieces:
-- A tile is the elements of y that are computed together and stay in the first-level cache. Without block formats a tile is up
-  to TILE consecutive elements. With block formats a tile has rows and columns: a column is a block of y, and a row has an
-  element of each block, see ``tiles``.
-- A group is `group_size` neighbouring rows. A loop computes all rows of a group, one column after the other.
-- A part is a loop over a tile, a conversion of a tile (a step that rounds any blocks), or a choice between parts; see
-  ``loops``.
-
-The functions for ordinary blocks are those of ``block.arithmetic`` and ``block.tiles``. An anchor is the number by which
-`convert` rounds the elements of a block or sub-block. `prepare` takes the largest magnitude of a block and computes `least`,
-the bits of the block's smallest anchor. `is_closed` tells whether clipping leaves rounded blocks rounded.
+A tile is the elements of y that are computed together and stay in the first-level cache. Without block formats these are up to
+TILE consecutive elements. A part is a loop over a tile, a conversion of a tile (a step that rounds any blocks), or a choice
+between parts, see ``loops``. The source of an element is from ``element_source``, and that of the loops over ordinary blocks
+from ``block_source``.
 """
 
 from __future__ import annotations
@@ -49,15 +42,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
-from ..block.tiles import closed_function, ordinary_names
 from ..compiling.records import words
 from ..compiling.text import branch, indented
-from ..fake_quantization.arithmetic import preparer
 from . import arithmetic, loops
-from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
-from .loops import Apply, Choice, Conversion, Load, LoopBody, Part, Reduce, Store
+from .block_source import BlockWriter, bind_ordinary
+from .element_source import ElementWriter, bind_steps
+from .key import ROUND_TRIP, Program
+from .loops import Apply, Choice, Conversion, LoopBody, Part
 
 # The number of elements of a tile, if the program does not round to block formats. A tile stays in the first-level cache.
 TILE = 1 << 10
@@ -76,33 +68,15 @@ TILE_WORK = words(
 )
 
 
-def bind_steps(program: Program) -> dict[str, Any]:
-    """Return the values of the names in the lines of an `ElementWriter`: f{n}, the function of step n; and prepare{n}, which
-    prepares the parameters of fake quantization."""
-    names = {}
-    for number, step in enumerate(program.steps):
-        if step.operator not in BLOCK_ROUND_TRIPS:
-            names[f"f{number}"] = arithmetic.function(step, program.inputs)
-        if step.operator == FAKE_QUANTIZE:
-            names[f"prepare{number}"] = preparer(step.fake_key)
-    return names
-
-
 def bind_names(program: Program) -> dict[str, Any]:
     """Return the values of the names in the text of a `Writer`, except for functions of the compiler. They are those from
-    `bind_steps`; TILE and MAGNITUDE; and for step n:
+    `bind_steps` and `bind_ordinary`; TILE; and for step n:
     - by_reciprocal{n} and takes_reciprocal{n}: a round trip by the reciprocal of the scale, and its condition;
-    - measure{n}, find_anchor{n}, convert{n}, drop{n}, bounds{n} and is_closed{n}: what ordinary blocks need of their format;
-    - format{n}: the numbers of its format."""
-    names = bind_steps(program) | {"TILE": TILE, "MAGNITUDE": MAGNITUDE}
+    - format{n}: the numbers of its block format."""
+    names = {**bind_steps(program), **(bind_ordinary(program) if loops.has_ordinary_parts(program) else {}), "TILE": TILE}
+    names |= {f"format{number}": program.steps[number].block_format[1] for number in program.block_numbers}
     for number, (function, condition) in _reciprocals(program).items():
         names |= {f"by_reciprocal{number}": function, f"takes_reciprocal{number}": condition}
-    for number in program.block_numbers:
-        key, block_format = program.steps[number].block_format
-        names[f"format{number}"] = block_format
-        if loops.has_ordinary_parts(program):
-            ordinary = ordinary_names(key, block_format) | {"is_closed": closed_function(key, block_format)}
-            names |= {f"{name}{number}": value for name, value in ordinary.items()}
     return names
 
 
@@ -115,187 +89,6 @@ def _reciprocals(program: Program) -> dict[int, tuple[Any, Any]]:
             if function is not None:
                 found[number] = function, condition
     return found
-
-
-class ElementWriter:
-    """The writer of the lines that compute one element, for processors and for GPUs."""
-
-    def __init__(self, program: Program) -> None:
-        self._program, self._count = program, len(program.inputs)
-
-    def prepare(self) -> list[str]:
-        """Return the lines before all loops, which prepare parameters of one element for fake quantization."""
-        return [
-            f"prepared{number} = {self._prepared(number, self.operands(number)[1:])}"
-            for number, step in enumerate(self._program.steps)
-            if step.operator == FAKE_QUANTIZE and self._program.has_scalars(step)
-        ]
-
-    def prepare_reciprocal(self, number: int) -> list[str]:
-        """Return the lines before all loops for a round trip by the reciprocal of its scale."""
-        _, scale, zero_point = self.operands(number)
-        return [
-            f"reciprocal{number} = np.float32(np.float32(1) / {scale})",
-            f"has_reciprocal{number} = takes_reciprocal{number}({scale}, {zero_point})",
-        ]
-
-    def write(self, action: Load | Apply | Reduce | Store, row: int | None = None) -> str:
-        """Return the line that does this for an element. `row` is that of the element, if a loop does several rows."""
-        index = "i" if row is None else f"i + offset{row}"
-        match action:
-            case Load(value, array):
-                return f"{self.name(value, row)} = {array}[{index}]"
-            case Apply(number, way):
-                return f"{self.name(self._count + number, row)} = {self._expression(number, way, self.operands(number, row))}"
-            case Reduce(number):  # the first row of a group has elements of y
-                (x,) = self.operands(number, row)
-                return f"magnitude{row} = measure{number}({x}, {f'mask{row}' if row else 'MAGNITUDE'})"
-            case Store(value, array):
-                return f"{array}[{index}] = {self.name(value, row)}"
-
-    def name(self, value: int, row: int | None = None) -> str:
-        """Return the name of an element."""
-        if value < self._count and self._program.inputs[value].is_scalar:
-            return f"x{value}"
-        name = f"e{value}" if value < self._count else f"v{value - self._count}"
-        return name if row is None else f"{name}_{row}"
-
-    def operands(self, number: int, row: int | None = None) -> list[str]:
-        """Return the names of the elements of a step's operands."""
-        return [self.name(operand, row) for operand in self._program.steps[number].present]
-
-    def _expression(self, number: int, way: str, operands: list[str]) -> str:
-        x, *parameters = operands
-        if way == loops.UNCHANGED:
-            return x
-        if way == loops.ANCHOR:
-            return f"convert{number}({x}, anchor, bounds{number})"
-        if way == loops.RECIPROCAL:
-            return f"by_reciprocal{number}({x}, reciprocal{number}, {', '.join(parameters)})"
-        step = self._program.steps[number]
-        if step.operator == FAKE_QUANTIZE:
-            prepared = f"prepared{number}" if self._program.has_scalars(step) else self._prepared(number, parameters)
-            return f"f{number}({x}, {prepared})"
-        return f"f{number}({', '.join(operands)})"
-
-    def _prepared(self, number: int, parameters: list[str]) -> str:
-        return f"prepare{number}({', '.join(f'np.float64({parameter})' for parameter in parameters)})[1]"
-
-
-class BlockWriter:
-    """The writer of the loops over a tile of ordinary blocks. `buffer_count` is the number of their buffers, and `size` the
-    number of words that the buffers and the arrays after them take. For example, the loop between two steps that round to
-    blocks of 4 without sub-blocks, and the call of `block.tiles.prepare`, which checks the magnitudes:
-
-        for group in range(groups):
-            offset0 = group * unsigned(1024) + unsigned(0)
-            offset1 = group * unsigned(1024) + unsigned(512)
-            mask1 = MAGNITUDE if group * unsigned(2) + unsigned(1) < filled_rows else np.uint32(0)
-            for i in range(columns):
-                e0_0 = x0[i + offset0]
-                anchor = find_anchor0(least[i], least[i], drop0)
-                v0_0 = convert0(e0_0, anchor, bounds0)
-                v1_0 = f1(v0_0, x1)
-                magnitude0 = measure2(v1_0, MAGNITUDE)
-                ...
-                magnitude1 = measure2(v1_1, mask1)
-                b0[i + offset0] = v1_0
-                b0[i + offset1] = v1_1
-                largest[i] = max(largest[i], max(magnitude0, magnitude1))
-        has_extreme_blocks |= call(functions[2], (largest.ctypes.data, least.ctypes.data, np.int64(columns)))
-
-    Rows of the tile after the last one with elements of y count as zeros. `largest` has the largest magnitude of each block,
-    and `least` the results of `prepare`. With sub-blocks, `maxima` has a row of largest magnitudes for each sub-block, and an
-    anchor is computed from `least` and the maximum of its sub-block."""
-
-    def __init__(self, program: Program, elements: ElementWriter) -> None:
-        self.elements = elements
-        self.parts, self.buffer_count = loops.ordinary_parts(program)
-        self.formats = {number: program.steps[number].block_format for number in program.block_numbers}
-        block, self.sub_block = program.formats[0].block, min(each.sub_block for each in program.formats)
-        self.width, self.group_size = tile_width(block), loops.group_size(program)
-        self.rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self.sub_block}
-        self.buffers_end = block * self.width * self.buffer_count
-        self.size = self.buffers_end + sum(self.rows_of_arrays.values()) * self.width
-
-    def write(self) -> list[str]:
-        """Return the lines that run the program, and return from it if all blocks are ordinary. The arrays of the tile have to
-        be made before these lines."""
-        lines = [f"groups, columns = unsigned(tile.rows // {self.group_size}), unsigned(tile.filled_columns)"]
-        lines += ["filled_rows, has_extreme_blocks = unsigned(tile.filled_rows), np.int64(0)"]
-        begin = self.buffers_end
-        for name, rows in self.rows_of_arrays.items():
-            lines.append(f"{name} = array_at(buffers + {4 * begin}, {rows * self.width}, np.uint32)")
-            begin += rows * self.width
-        lines += ["for i in range(columns):", "    largest[i] = np.uint32(0)", *_write_parts(self.parts, self._write_loop)]
-        return ["if tile.is_unchanged == 0:", *indented([*lines, "if has_extreme_blocks == 0:", "    return"])]
-
-    def has_sub_blocks(self, number: int) -> bool:
-        """Return whether the blocks of a step are divided into sub-blocks."""
-        block_format = self.formats[number][1]
-        return block_format.sub_block < block_format.block
-
-    def _write_loop(self, loop: LoopBody) -> list[str]:
-        """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
-        body = GroupBody(self)
-        for row in range(self.group_size):
-            for action in loop:
-                body.add(action, row)
-        checks = []
-        for step in (action.step for action in loop if isinstance(action, Reduce)):
-            body.add_maxima(step)
-            prepare = f"functions[{2 * [*self.formats].index(step)}]"
-            checks.append(f"has_extreme_blocks |= call({prepare}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))")
-        return ["for group in range(groups):", *indented(body.write()), *checks]
-
-
-class GroupBody:
-    """The body of a loop of a BlockWriter over groups of rows. `add` and `add_maxima` collect its pieces, and `write` joins
-    them in this order: `of_group`, the expressions that are computed once for a group, by name; `computations`, the lines for
-    each column; and `stores`, the lines for each column that write results to arrays."""
-
-    def __init__(self, writer: BlockWriter) -> None:
-        self.writer = writer
-        self.of_group = {f"offset{row}": self._place(writer.group_size, row) for row in range(writer.group_size)}
-        self.computations: list[str] = []
-        self.stores: list[str] = []
-
-    def add(self, action: Load | Apply | Reduce | Store, row: int) -> None:
-        """Add what a loop does for an element of a row of the group."""
-        writer = self.writer
-        if isinstance(action, Reduce) and row:
-            is_filled = f"group * unsigned({writer.group_size}) + unsigned({row}) < filled_rows"
-            self.of_group[f"mask{row}"] = f"MAGNITUDE if {is_filled} else np.uint32(0)"
-        if isinstance(action, Apply) and action.way == loops.ANCHOR and row % writer.formats[action.step][1].sub_block == 0:
-            largest = self._maximum(row) if writer.has_sub_blocks(action.step) else "least[i]"
-            self.computations.append(f"anchor = find_anchor{action.step}({largest}, least[i], drop{action.step})")
-        (self.stores if isinstance(action, Store) else self.computations).append(writer.elements.write(action, row))
-
-    def add_maxima(self, step: int) -> None:
-        """Add the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the rows."""
-        magnitudes = [f"magnitude{row}" for row in range(self.writer.group_size)]
-        if self.writer.has_sub_blocks(step):
-            size = self.writer.sub_block
-            rows = range(0, self.writer.group_size, size)
-            self.computations += [f"maximum{row} = {_largest(magnitudes[row : row + size])}" for row in rows]
-            self.stores += [f"{self._maximum(row)} = maximum{row}" for row in rows]
-            magnitudes = [f"maximum{row}" for row in rows]
-        self.stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
-
-    def write(self) -> list[str]:
-        """Return the lines of the body."""
-        of_group = [f"{name} = {value}" for name, value in self.of_group.items()]
-        return [*of_group, "for i in range(columns):", *indented(self.computations + self.stores)]
-
-    def _maximum(self, row: int) -> str:
-        """Return the place in `maxima` of the sub-block that begins at a row of the group."""
-        size = self.writer.sub_block
-        self.of_group[f"sub_block{row}"] = self._place(self.writer.group_size // size, row // size)
-        return f"maxima[i + sub_block{row}]"
-
-    def _place(self, rows: int, row: int) -> str:
-        """Return the index of a row of the group in an array that has `rows` rows for each group."""
-        return f"group * unsigned({rows * self.writer.width}) + unsigned({row * self.writer.width})"
 
 
 class Writer:
@@ -336,7 +129,7 @@ class Writer:
             *self._write_preamble("tile.inputs", "tile.buffers"),
             "start, m = np.int64(0), n",
             *self._make_arrays(),
-            *(self.ordinary.write() if self.ordinary else []),
+            *(self._write_ordinary_parts(self.ordinary) if self.ordinary else []),
             *self._write_exact_parts(),
         ]
         return ["def run_program(tile_address, y_address, n):", *indented(lines)]
@@ -351,6 +144,11 @@ class Writer:
             *(line for number in _reciprocals(self.program) for line in self.elements.prepare_reciprocal(number)),
             f"buffers = {buffers}",
         ]
+
+    def _write_ordinary_parts(self, ordinary: BlockWriter) -> list[str]:
+        """Return the lines that compute a tile of ordinary blocks, and return from the program if all blocks are ordinary."""
+        lines = [*ordinary.prepare(), *_write_parts(ordinary.parts, ordinary.write)]
+        return ["if tile.is_unchanged == 0:", *indented([*lines, "if has_extreme_blocks == 0:", "    return"])]
 
     def _write_exact_parts(self) -> list[str]:
         """Return the lines that compute a tile of any elements."""
@@ -402,10 +200,3 @@ def _write_parts(parts: Sequence[Part], write_one: Callable[[Any], list[str]]) -
         else:
             lines += write_one(part)
     return lines
-
-
-def _largest(names: list[str]) -> str:
-    """Return the expression for the maximum of these names. It is a balanced tree of `max`, so that several can be computed at
-    once."""
-    half = len(names) // 2
-    return f"max({_largest(names[:half])}, {_largest(names[half:])})" if half else names[0]
