@@ -203,7 +203,10 @@ def test_examples_run(path, tmp_path):
             targets.linker(None)
         except quark_numba.ModelError as error:
             pytest.skip(str(error))
-    shutil.copy(ROOT / "tests" / "models" / "textline_cls_bf16.onnx", tmp_path / "model.onnx")
+    model = Path("tests", "models", "textline_cls_bf16.onnx")
+    (tmp_path / model).parent.mkdir(parents=True)
+    for name in (model, "model.onnx"):
+        shutil.copy(ROOT / model, tmp_path / name)
     script = tmp_path / "README.py"
     script.write_text(python_of(text_of(path)), encoding="utf-8")
     command = [sys.executable, "-W", "error", script.name]
