@@ -343,12 +343,12 @@ def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
     shape = (1,) * (dimensions - y.ndim) + y.shape
     order, lengths, strided = [*range(dimensions)], [*shape], {}
     fields: dict[str, Any] = {"full": 0}
-    if program.block_steps:
-        axis = dimensions + program.block_steps[0].axis
+    if program.block_size:
+        axis = dimensions + program.block_axis
         order.remove(axis)
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
-        lengths[axis] = -(-lengths[axis] // program.formats[0].block)
+        lengths[axis] = -(-lengths[axis] // program.block_size)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
         if not program.inputs[k].is_scalar:
             strided[str(k)] = x if axis is None else x.reshape(-1, *[1] * (-1 - axis))

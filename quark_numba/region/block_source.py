@@ -46,7 +46,7 @@ def bind_ordinary(program: Program) -> dict[str, Any]:
     convert{n}, drop{n}, bounds{n} and is_closed{n}. The functions are those of ``block.arithmetic`` and ``block.tiles``;
     is_closed tells whether clipping leaves rounded blocks rounded."""
     names: dict[str, Any] = {"MAGNITUDE": MAGNITUDE}
-    for number in program.block_numbers:
+    for number in program.block_formats:
         block_format = program.steps[number].block_format
         of_step = ordinary_names(*block_format) | {"is_closed": closed_function(*block_format)}
         names |= {f"{name}{number}": value for name, value in of_step.items()}
@@ -58,9 +58,9 @@ class BlockWriter:
     buffers, and `size` the number of words that the buffers and the arrays after them take."""
 
     def __init__(self, program: Program, elements: ElementWriter) -> None:
-        self._elements, self._formats = elements, dict(zip(program.block_numbers, program.formats, strict=True))
+        self._elements, self._formats = elements, program.block_formats
         self.parts, self.buffer_count = loops.ordinary_parts(program)
-        block, self._sub_block = program.formats[0].block, min(each.sub_block for each in program.formats)
+        block, self._sub_block = program.block_size, min(each.sub_block for each in self._formats.values())
         self._width, self._group_size = tile_width(block), loops.group_size(program)
         # The first rows of the sub-blocks of a group. Without sub-blocks a group is a part of a block, and there are none.
         self._sub_blocks = range(0, self._group_size - self._group_size % self._sub_block, self._sub_block)

@@ -136,7 +136,7 @@ def check_layout(program: Program, lanes: int, channels: int) -> None:
         raise ValueError(f"channels is {channels} with lanes {lanes}; expected 0, or a number of channels with lanes")
     if lanes and any(axis is not None and axis < 0 for axis in program.axes):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
-    if lanes and any(step.axis != CHANNEL_AXIS for step in program.block_steps):
+    if lanes and program.block_axis not in (0, CHANNEL_AXIS):
         raise ValueError(f"program has blocks along an axis other than {CHANNEL_AXIS}, as the blocked layout does not allow")
 
 

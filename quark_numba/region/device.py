@@ -35,13 +35,13 @@ def kernel(program: Program) -> DeviceKernel:
         If blocks of the program have too many elements for registers.
     """
     elements, work = ElementWriter(program), work_of(program)
-    block = next((each.block for each in program.formats), 0)
+    block = program.block_size
     count, units = block or COUNT, 1 if block else COUNT
     names = {"THREADS": THREADS, "WORK": work, "record_at": record_at, "store": store, "load": loader(COUNT)}
     names |= {"place_of": _place_of, "after": _after, **bind_steps(program)}
     inputs = enumerate(zip(program.inputs, arithmetic.input_dtypes(program), strict=True))
     names |= {f"read{k}": reader(x.element_type, dtype) for k, (x, dtype) in inputs}
-    names |= {f"round{number}": round_trip(*program.steps[number].block_format) for number in program.block_numbers}
+    names |= {f"round{number}": round_trip(*program.steps[number].block_format) for number in program.block_formats}
     lines = [
         "work = record_at(work_address, WORK)",
         f"first = unsigned(thread_block * THREADS + thread) * unsigned({units})",

@@ -65,7 +65,7 @@ def work_of(program: Program) -> Any:
 
     If the program rounds to block formats, `length2` is the number of blocks along their axis, and `rows` the number of
     elements. The other dimensions may have any order. There are also strides of y, `stride_y_{d}`."""
-    has_blocks = program.block_steps != []
+    has_blocks = program.block_size != 0
     at = lay_out(len(program.inputs), len(program.streams), has_blocks)
     strides = [f"stride{k}_{d}" for k in [*program.streams, *["_y"] * has_blocks] for d in range(GPU_LOOPS)]
     names = {at.y: "y", at.full: "full", at.is_aligned: "is_aligned"} | ({at.rows: "rows"} if has_blocks else {})

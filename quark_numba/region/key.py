@@ -142,19 +142,19 @@ class Program(NamedTuple):
         return [number for number, x in enumerate(self.inputs) if not x.is_scalar]
 
     @property
-    def block_numbers(self) -> list[int]:
-        """The numbers of the steps of BLOCK_ROUND_TRIPS. All of them have the same block size and axis."""
-        return [number for number, step in enumerate(self.steps) if step.operator in BLOCK_ROUND_TRIPS]
+    def block_formats(self) -> dict[int, Format]:
+        """The numbers of the format of each step of BLOCK_ROUND_TRIPS, by the number of the step."""
+        return {number: step.block_format[1] for number, step in enumerate(self.steps) if step.operator in BLOCK_ROUND_TRIPS}
 
     @property
-    def block_steps(self) -> list[Step]:
-        """The steps that round to block formats."""
-        return [self.steps[number] for number in self.block_numbers]
+    def block_size(self) -> int:
+        """The number of elements of a block, the same for all these steps, or 0 if there are none."""
+        return next((each.block for each in self.block_formats.values()), 0)
 
     @property
-    def formats(self) -> list[Format]:
-        """The numbers of the format of each of these steps."""
-        return [block_format for _, block_format in (step.block_format for step in self.block_steps)]
+    def block_axis(self) -> int:
+        """The axis of the blocks, the same for all these steps. It is below 0, or 0 if there are none."""
+        return next((self.steps[number].axis for number in self.block_formats), 0)
 
     def has_scalars(self, step: Step) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""
@@ -307,7 +307,7 @@ def _use_faults(program: Program, names: list[str], outputs: list[str]) -> Itera
             yield f"does not use {name}"
     if outputs != names[-1:]:
         yield f"has outputs ({', '.join(outputs)}); expected {names[-1]}, the result of its last step"
-    kinds = {(step.axis, step.block_format[1].block) for step in program.block_steps}
+    kinds = {(program.steps[number].axis, each.block) for number, each in program.block_formats.items()}
     if len(kinds) > 1:
         yield f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"
     axes = program.axes

@@ -82,7 +82,7 @@ Part = LoopBody | Conversion | Choice
 def exact_parts(program: Program) -> tuple[list[LoopBody | Conversion], int]:
     """Return the parts that run a program on any elements, and the number of their buffers. A loop ends with a round trip; the
     loop of the last round trip also has the steps after it. A step that rounds blocks is a part of its own."""
-    blocks = program.block_numbers
+    blocks = program.block_formats
     round_trips = [k for k, step in enumerate(program.steps) if step.operator in (ROUND_TRIP, FAKE_QUANTIZE)]
     pieces = _cut(program, {*blocks, *(number + 1 for number in (*blocks, *round_trips[:-1]))} - {0, len(program.steps)})
     # The task that converts any blocks cannot convert in place.
@@ -98,7 +98,7 @@ def exact_parts(program: Program) -> tuple[list[LoopBody | Conversion], int]:
 def has_ordinary_parts(program: Program) -> bool:
     """Return whether `ordinary_parts` can run a program. The program has to round to block formats, all of these need functions
     for ordinary blocks, and at most one size of sub-blocks may occur."""
-    formats = program.formats
+    formats = program.block_formats.values()
     sizes = {each.sub_block for each in formats if each.sub_block < each.block}
     return bool(formats) and all(map(has_ordinary_functions, formats)) and len(sizes) <= 1
 
@@ -114,7 +114,7 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     condition, there is a choice: in the example, if step 2 returns its operand, one loop has steps 0 to 3, in the place of the
     second and the third loop. Only the first such step of a program has a choice. Each further choice would double the number
     of loops, and those of two steps in a row would share a loop."""
-    unchanged = {number: _unchanged(program, number) for number in program.block_numbers}
+    unchanged = {number: _unchanged(program, number) for number in program.block_formats}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.
     buffers = _numbered_buffers(_lifetimes(program, _cut(program, converted), converted), is_in_place=True)
@@ -139,7 +139,7 @@ def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, i
 def group_size(program: Program) -> int:
     """Return the number of rows of a tile of blocks that are converted together. They are whole sub-blocks of each step.
     Without sub-blocks it is two rows, so that maxima are stored only once for two rows."""
-    formats = program.formats
+    formats = program.block_formats.values()
     rows = math.lcm(*(each.sub_block for each in formats if each.sub_block < each.block))
     return 2 if rows == 1 and all(each.block % 2 == 0 for each in formats) else rows
 

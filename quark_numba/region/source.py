@@ -74,7 +74,7 @@ def bind_names(program: Program) -> dict[str, Any]:
     - by_reciprocal{n} and takes_reciprocal{n}: a round trip by the reciprocal of the scale, and its condition;
     - format{n}: the numbers of its block format."""
     names = {**bind_steps(program), **(bind_ordinary(program) if loops.has_ordinary_parts(program) else {}), "TILE": TILE}
-    names |= {f"format{number}": program.steps[number].block_format[1] for number in program.block_numbers}
+    names |= {f"format{number}": block_format for number, block_format in program.block_formats.items()}
     for number, (function, condition) in _reciprocals(program).items():
         names |= {f"by_reciprocal{number}": function, f"takes_reciprocal{number}": condition}
     return names
@@ -101,7 +101,8 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.program, self.elements = program, ElementWriter(program)
-        self.tile = next((tile_width(each.block) * each.block for each in program.formats), TILE)  # elements, at most
+        block = program.block_size
+        self.tile = tile_width(block) * block if block else TILE  # elements, at most
         self.parts, self.buffer_count = loops.exact_parts(program)
         self.ordinary = BlockWriter(program, self.elements) if loops.has_ordinary_parts(program) else None
         if self.ordinary:
@@ -110,7 +111,7 @@ class Writer:
 
     def write(self) -> str:
         """Return the text of the function. `bind_names` has the values of the names in it."""
-        lines = self._write_tiled() if self.program.block_steps else self._write_elementwise()
+        lines = self._write_tiled() if self.program.block_size else self._write_elementwise()
         return "\n".join(lines) + "\n"
 
     def _write_elementwise(self) -> list[str]:
@@ -125,7 +126,7 @@ class Writer:
         larger, and the caller allocates the buffers."""
         lines = [
             "tile = record_at(tile_address, TILE_WORK)",
-            f"functions = array_at(tile.functions, {2 * len(self.program.block_steps)}, np.int64)",
+            f"functions = array_at(tile.functions, {2 * len(self.program.block_formats)}, np.int64)",
             *self._write_preamble("tile.inputs", "tile.buffers"),
             "start, m = np.int64(0), n",
             *self._make_arrays(),
@@ -176,7 +177,7 @@ class Writer:
         """Return the lines of a loop or a conversion."""
         if not isinstance(part, Conversion):
             return ["for i in range(unsigned(m)):", *indented([self.elements.write(action) for action in part])]
-        convert = f"functions[{2 * self.program.block_numbers.index(part.step) + 1}]"
+        convert = f"functions[{2 * [*self.program.block_formats].index(part.step) + 1}]"
         return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, format{part.step})"]
 
 

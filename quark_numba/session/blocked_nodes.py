@@ -127,7 +127,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
-    if any(dict(step.attributes)["axis"] != CHANNEL_AXIS for step in program.block_steps):
+    if program.block_axis not in (0, CHANNEL_AXIS):
         raise NotRewrittenError("it has blocks along an axis other than that of the channels")
     stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
     stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")

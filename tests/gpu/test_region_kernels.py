@@ -141,7 +141,7 @@ def inputs_of(program, shapes, rng):
         each = rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)
         if axis is None and not x.is_scalar:
             each = np.where(rng.random(shape) < 0.1, rng.choice(samples.SPECIAL, shape), each)
-            if program.block_steps and len(inputs) == 0:
+            if program.block_size and len(inputs) == 0:
                 each = values(shape, "float32")
         elif axis is not None:
             each = rng.integers(-3, 4, shape) if x.element_type.name.startswith("int") else np.abs(each) + 0.01
@@ -161,11 +161,11 @@ def fields_of(program, inputs, y, buffers):
     """Return the fields of the record, from numpy's strides. Dimension 3 is the last one of those without blocks."""
     shape = (1,) * (GPU_LOOPS - y.ndim) + y.shape
     order, lengths, fields, strided = [*range(GPU_LOOPS)], [*shape], {"full": 0}, {}
-    if program.block_steps:
-        order.remove(axis := GPU_LOOPS + program.block_steps[0].axis)
+    if program.block_size:
+        order.remove(axis := GPU_LOOPS + program.block_axis)
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
-        lengths[axis] = -(-lengths[axis] // program.formats[0].block)
+        lengths[axis] = -(-lengths[axis] // program.block_size)
     for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
         fields[f"x{k}"] = buffers[k]
         if not program.inputs[k].is_scalar:
@@ -236,7 +236,7 @@ def test_programs_of_a_network(variant, tmp_path):
     nodes = quark_numba.optimize(onnx.load(textline.path_of(variant))).graph.node
     texts = {helper.get_node_attr_value(node, "program") for node in nodes if node.op_type == "Region"}
     programs = [parse(text.decode()) for text in sorted(texts)]
-    assert sum(program.block_steps != [] for program in programs) >= 7
+    assert sum(program.block_size > 0 for program in programs) >= 7
     for program in programs:
         y_shape = 2, 40, 3, 40
         shapes = [() if axis == 0 else y_shape if axis is None else (y_shape[axis],) for axis in program.axes]

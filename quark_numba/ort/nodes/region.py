@@ -69,7 +69,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     value."""
     program = parse(attributes["program"])
     check_layout(program, attributes["lanes"], attributes["channels"])
-    inputs, steps, formats = program.inputs, program.block_steps, program.formats
+    inputs, block = program.inputs, program.block_size
     numbers = {
         "count": len(inputs),
         "streams": len(program.streams),
@@ -78,10 +78,9 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "itemsizes": tuple(
             0 if x.is_scalar else dtype.itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
         ),
-        # All steps that round to block formats have the same block and axis.
-        "block": formats[0].block if formats else 0,
-        "group_size": group_size(program) if formats else 0,
-        "axis": steps[0].axis if steps else 0,
+        "block": block,
+        "group_size": group_size(program) if block else 0,
+        "axis": program.block_axis,
         "buffers_size": Writer(program).buffers_size,
         "lanes": attributes["lanes"],
         "channels": attributes["channels"],
@@ -91,7 +90,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 def functions(overload: Overload, key: Program) -> dict[str, Any]:
     """Return the C functions of the state."""
-    formats = [step.block_format for step in key.block_steps]
+    formats = [key.steps[number].block_format for number in key.block_formats]
     return {
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is `program`
         "program": TABLE[key].task,
