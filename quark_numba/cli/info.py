@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,26 +140,4 @@ def _library_of_quark() -> str:
     """Return a phrase that says which operators Quark has in this process, or would have in another one."""
     if _REPLACES in sys.modules:
         return "those of quark_numba, in this process"
-    compiled = next(_compiled_libraries(), None)
-    library = f"its own, {compiled}" if compiled else "its own, which it compiles when it is imported"
-    return f"{library}; after `import {_REPLACES}` those of quark_numba"
-
-
-def _compiled_libraries() -> Iterator[Path]:
-    """Yield the files of Quark's compiled operators: those in its folder, and those where PyTorch keeps what it compiles."""
-    quark = importlib.util.find_spec("quark")
-    places = [Path(place, "onnx", "operators", "custom_ops") for place in (quark and quark.submodule_search_locations) or ()]
-    patterns = [(place, pattern) for place in places for pattern in ("_C*", "lib/*custom_ops*")]
-    for name in ("quark_custom_ops_stable_abi", "custom_ops"):
-        patterns += [(_folder_of_pytorch(), f"{depth}{name}/*") for depth in ("", "*/")]
-    for place, pattern in patterns:
-        yield from (path for path in sorted(place.glob(pattern)) if path.suffix in (".so", ".pyd", ".dll"))
-
-
-def _folder_of_pytorch() -> Path:
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if given:
-        return Path(given)
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA", ""), "torch_extensions", "torch_extensions", "Cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torch_extensions")
+    return f"its own; after `import {_REPLACES}` those of quark_numba"

@@ -45,12 +45,8 @@ _BLOCK = 5
 
 
 @contextmanager
-def optimized(
-    path: str | Path,
-    *,
-    qdq: Qdq = "auto",
-    cache: bool | str = False,
-    providers: list[str] | None = None,
+def artifact_of(
+    path: str | Path, *, qdq: Qdq = "auto", cache: bool | str = False, providers: list[str] | None = None
 ) -> Iterator[Artifact]:
     """Yield the model as ``InferenceSession`` runs it. `qdq`, `cache` and `providers` are its arguments."""
     options = onnxruntime.SessionOptions()
@@ -69,18 +65,18 @@ def create_session(
     *,
     threads: int = 0,
     qdq: Qdq = "auto",
-    optimized: Artifact | None = None,
+    artifact: Artifact | None = None,
     profile: str = "",
     providers: list[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Return a session of the model at `path`. It has this package's operators if a quantization node needs them, including
-    those of ONNX that ONNX Runtime cannot run. `optimized`, if given, is loaded instead. With `threads` = 0 ONNX Runtime
+    those of ONNX that ONNX Runtime cannot run. `artifact`, if given, is loaded instead. With `threads` = 0 ONNX Runtime
     chooses the number. `profile` is the beginning of the path to which ONNX Runtime writes its profile, or "" for no
     profile."""
     how: dict[str, Any] = {"threads": threads, "profile": profile, "providers": providers}
-    if optimized and optimized.source:
+    if artifact and artifact.source:
         how |= {"has_own_operators": True, "qdq": "auto" if beside_cpu(providers or []) else qdq, "fuses_integers": True}
-        return create_session_of(optimized.source, str(path), **how)
+        return create_session_of(artifact.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
     if any(counted.needs_float_qdq for counted in nodes):
         qdq = "float"

@@ -39,10 +39,10 @@ def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int])
     print_table(title, ["operator", ">nodes", column], rows)
 
 
-def print_left(optimized: Artifact) -> None:
+def print_left(artifact: Artifact) -> None:
     """Print the nodes that stay as they are in the optimized model, with the reasons."""
-    regions = f"Regions in the blocked layout: {optimized.blocked_regions}"
-    print_counts(f"{regions}. Nodes of the optimized model that stay as they are", "why", optimized.left)
+    regions = f"Regions in the blocked layout: {artifact.blocked_regions}"
+    print_counts(f"{regions}. Nodes of the optimized model that stay as they are", "why", artifact.left)
 
 
 def print_json(value: Any) -> None:

@@ -32,11 +32,11 @@ def _profile(options: argparse.Namespace) -> int:
     how = {"qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
         with progress(f"optimizing {options.model}"):
-            optimized = stack.enter_context(measuring.optimized(options.model, **how, cache=options.cache))
-        models = {"before": None, "after": optimized}
+            optimized = stack.enter_context(measuring.artifact_of(options.model, **how, cache=options.cache))
+        artifacts = {"before": None, "after": optimized}
         if arguments.has_other_providers(options):
-            del models["before"]  # its custom operators run on the CPU provider alone
-        for name, model in models.items():
+            del artifacts["before"]  # its custom operators run on the CPU provider alone
+        for name, artifact in artifacts.items():
             with progress(f"profiling, {name} it is optimized"):
                 times[name] = measuring.node_times(
                     options.model,
@@ -44,7 +44,7 @@ def _profile(options: argparse.Namespace) -> int:
                     lambda session: next(arguments.batches_of(options, session)),
                     options.runs,
                     threads=options.threads,
-                    optimized=model,
+                    artifact=artifact,
                     **how,
                 )
     if options.json:

@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
-    report, outputs, optimized = _measure(options, nodes)
+    report, outputs, artifact = _measure(options, nodes)
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs)
     if options.expected:
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
         json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes[options.model]]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
-        _print(options, report, optimized)
+        _print(options, report, artifact)
     return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
@@ -85,7 +85,8 @@ class _Contender:
 
     def report(self) -> dict[str, Any]:
         """Return the part of --json's report about this model."""
-        return {"model": self.name, "load_seconds": self.load_seconds, "median_seconds": self.median_seconds}
+        times = {"model": self.name, "load_seconds": self.load_seconds, "median_seconds": self.median_seconds}
+        return times | (self.artifact.report() if self.artifact else {})
 
     def ratio_to(self, reference: _Contender) -> dict[str, float]:
         """Return the ratio of its latency to that of the reference, as --json's report has it."""
@@ -97,7 +98,7 @@ def _measure(
 ) -> tuple[dict[str, Any], Arrays, Artifact | None]:
     """Run the model, its optimized form and the reference, as far as the options ask for them. `nodes` are the quantization
     nodes by the path of the model. Return --json's report without the comparison with --expected, the outputs of the model for
-    the first batch, and the optimized model, if there is one."""
+    the first batch, and the artifact of the optimized model, if there is one."""
     from ..running.sessions import run
     from . import measuring
 
@@ -121,9 +122,9 @@ def _measure(
             "threads": options.threads or "default",
             "providers": contenders["model"].session.get_providers(),
         }
-        report |= _report_models(options, contenders, comparison)
-        optimized = next(filter(None, (contender.artifact for contender in contenders.values())), None)
-    return report, outputs["model"], optimized
+        report |= _report_models(contenders, comparison)
+        artifact = next(filter(None, (contender.artifact for contender in contenders.values())), None)
+    return report, outputs["model"], artifact
 
 
 def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
@@ -164,18 +165,12 @@ def _compare_batches(
     return count, comparison
 
 
-def _report_models(
-    options: argparse.Namespace, contenders: Mapping[str, _Contender], comparison: Comparison | None
-) -> dict[str, Any]:
+def _report_models(contenders: Mapping[str, _Contender], comparison: Comparison | None) -> dict[str, Any]:
     """Return the part of --json's report about the models."""
-    model, optimized, reference = (contenders.get(name) for name in ("model", "optimized", "reference"))
-    assert model
-    report: dict[str, Any] = {"load_seconds": model.load_seconds, "median_seconds": model.median_seconds}
-    if model.artifact:
-        report |= model.artifact.report()
-    if optimized and optimized.artifact:
-        ratio = optimized.ratio_to(reference) if reference else {}
-        report["optimized"] = optimized.report() | ratio | optimized.artifact.report()
+    model, optimized, reference = contenders["model"], contenders.get("optimized"), contenders.get("reference")
+    report = model.report()
+    if optimized:
+        report["optimized"] = optimized.report() | (optimized.ratio_to(reference) if reference else {})
     if reference and comparison:
         compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
         report["reference"] = reference.report() | model.ratio_to(reference) | compared
@@ -187,23 +182,24 @@ def _load(options: argparse.Namespace, nodes: Mapping[str, list[QuantizationNode
     models exist until the stack is closed."""
     from . import measuring
 
-    has_others = arguments.has_other_providers(options)
-    models = {"model": (options.model, has_others)}
+    paths = {"model": options.model}
     if options.optimize:
-        models["optimized"] = options.model, True
+        paths["optimized"] = options.model
     if options.reference:
-        models["reference"] = options.reference, has_others
+        paths["reference"] = options.reference
+    providers = options.providers
     contenders = {}
-    for contender, (path, is_optimized) in models.items():
-        with progress(f"loading {path}{' optimized' * is_optimized}"):
+    for role, path in paths.items():
+        name = f"{path}, optimized" if role == "optimized" else path
+        with progress(f"loading {name}"):
             start = time.perf_counter()
-            how: dict[str, Any] = {"threads": options.threads, "providers": options.providers}
             artifact = None
-            if is_optimized:
-                artifact = stack.enter_context(measuring.optimized(path, cache=options.cache, providers=options.providers))
-            session = measuring.create_session(path, nodes[path], optimized=artifact, **how)
-            name = path + ", optimized" * (contender == "optimized")
-            contenders[contender] = _Contender(name, session, time.perf_counter() - start, artifact)
+            if role == "optimized" or arguments.has_other_providers(options):
+                artifact = stack.enter_context(measuring.artifact_of(path, cache=options.cache, providers=providers))
+            session = measuring.create_session(
+                path, nodes[path], threads=options.threads, artifact=artifact, providers=providers
+            )
+            contenders[role] = _Contender(name, session, time.perf_counter() - start, artifact)
     return contenders
 
 
@@ -226,12 +222,12 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str
     return {"file": options.expected, "tolerance": limit, "outputs": errors, "holds": holds}
 
 
-def _print(options: argparse.Namespace, report: dict[str, Any], optimized: Artifact | None) -> None:
+def _print(options: argparse.Namespace, report: dict[str, Any], artifact: Artifact | None) -> None:
     from ..analysis import result_tables
 
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
-    times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
+    times = [{**report, "latency_ratio": reference and reference["latency_ratio"]}]
     times += [report["optimized"]] if "optimized" in report else []
     times += [{**reference, "latency_ratio": 1.0}] if reference else []
     columns, rows = ["model", ">load, ms", ">median latency, ms"], []
@@ -241,8 +237,8 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimized: Artif
     providers = f"; providers: {', '.join(report['providers'])}" if options.providers else ""
     title = f"Time (threads: {report['threads']}{providers}; inputs: {inputs})"
     print_table(title, columns + ([">ratio"] if reference else []), rows)
-    if optimized:
-        print_left(optimized)
+    if artifact:
+        print_left(artifact)
     if reference:
         _print_errors("Difference from the reference", reference["outputs"])
         print_tables(result_tables.not_compared(reference["not_compared"]))

@@ -45,8 +45,8 @@ def _compile_for_sessions(model: str) -> None:
     with progress("compiling"):
         nodes = inventory.quantization_nodes(model)
         measuring.create_session(model, nodes)
-        with measuring.optimized(model) as optimized:
-            measuring.create_session(model, nodes, optimized=optimized)
+        with measuring.artifact_of(model) as artifact:
+            measuring.create_session(model, nodes, artifact=artifact)
 
 
 def _compile_for_all_types() -> None:
