@@ -17,7 +17,8 @@ from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.runs import Execution, Runner, Total, Work, execution_of
+from ..running.runs import Execution, Runner, Work, execution_of
+from ..running.saved import Total
 from ..running.threads import in_order
 from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
 from .experiments.formats import formats
@@ -188,14 +189,10 @@ class _Worker:
         outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
         batch_values = BatchValues(values, floats, twin, reference)
-        runs = [
-            (sums, key, run)
-            for experiment, sums in zip(experiments, results, strict=True)
-            for key, run in experiment.runs(batch_values).items()
-        ]
-        compared = in_order(lambda run: run[2](), runs, self.threads, self.segments.stopped)
-        for (sums, key, _), comparison in zip(runs, compared, strict=True):
-            sums.outputs[key] = comparison
+        for experiment, sums in zip(experiments, results, strict=True):
+            runs = experiment.runs(batch_values)
+            compared = in_order(lambda run: run(), runs.values(), self.threads, self.segments.stopped)
+            sums.outputs = dict(zip(runs, compared, strict=True))
         twin_comparison = Comparison() if self.reference is None else self.setup.compare(twin, reference)
         comparison = self.setup.compare(outputs, reference)
         if self.keep and batch.number == 0:

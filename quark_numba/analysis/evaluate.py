@@ -117,8 +117,8 @@ def evaluate(
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
     if ignore_label is not None:
         check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
-    if ignore_label is not None and labels is None:
-        raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or neither")
+        if labels is None:
+            raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or neither")
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
@@ -165,8 +165,7 @@ def evaluate(
 
 def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
     """Return the function that measures a batch with the sessions of a pair."""
-    pair = make_pair()
-    return lambda batch: _measure_batch(pair, batch, outputs, classes, metric)
+    return functools.partial(_measure_batch, make_pair(), outputs, classes, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -189,7 +188,7 @@ def _output_error(name: str, total: _Batch) -> OutputError:
     return error
 
 
-def _measure_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
+def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, metric: Any, batch: Batch) -> _Batch:
     feed = batch.load()
     results, seconds = _run(pair, feed)
     compared = compare(results[0], results[1], outputs)

@@ -6,7 +6,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from string import Template
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import ModelError, counted
 from . import html_tables, result_tables
 from .experiments.histograms import Histogram
+from .experiments.what_if import TradeOff
 from .results import Analysis, tables_of_outputs
 
 # The colours of two series. Readers can tell them apart in light and dark mode, and with either kind of colour blindness. In
@@ -44,9 +45,8 @@ _PLOTS = {
 
 def page(analysis: Analysis, title: str) -> str:
     """Return the page. Raise ModelError if matplotlib is missing."""
-    pyplot = check_plots()
-    with pyplot.rc_context(_PLOTS):
-        sections = "".join(_sections(pyplot, analysis))
+    with check_plots().rc_context(_PLOTS):
+        sections = "".join(_sections(analysis))
     title = html_tables.escaped(title)
     data = f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}"
     body = f"<header><h1>{title}</h1>{html_tables.paragraph(data)}</header><main>{sections}</main>"
@@ -54,11 +54,11 @@ def page(analysis: Analysis, title: str) -> str:
     return template.substitute(title=title, body=body)
 
 
-def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
+def _sections(analysis: Analysis) -> Iterator[str]:
     yield html_tables.as_html(tables_of_outputs(analysis))
     yield html_tables.section(
         "Through the model",
-        _profile(pyplot, analysis),
+        _profile(analysis),
         "The signal-to-quantization-noise ratio (SQNR) of each quantized activation, in the order of execution. "
         "Inherited: the error before it is rounded, from the tensors before it. Own: the error of this rounding alone. "
         "A lower ratio is worse; the infinite ratio of an exact tensor is not drawn.",
@@ -68,9 +68,9 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
     )
     if analysis.trade_offs:
         yield html_tables.as_html(result_tables.trade_offs(analysis.trade_offs))
-        yield _trade_offs(pyplot, analysis)
+        yield _trade_offs(analysis.trade_offs)
     if analysis.histograms:
-        plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
+        plots = "".join(_histogram(histogram) for histogram in analysis.histograms)
         yield html_tables.section(
             "Worst tensors",
             f'<div class="plots">{plots}</div>',
@@ -81,18 +81,23 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
 
 
 def check_plots() -> Any:
-    """Return matplotlib.pyplot. Raise ModelError if matplotlib is missing."""
+    """Return matplotlib. Raise ModelError if it is missing."""
     try:
-        import matplotlib
-
-        matplotlib.use("svg")
-        from matplotlib import pyplot
+        import matplotlib.figure
     except ImportError as error:
         raise ModelError(f"a page needs matplotlib ({error}): pip install 'quark_numba[plots]'") from None
-    return pyplot
+    return matplotlib
 
 
 # Plots.
+
+
+def _plot(width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure of this size in inches, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots()
 
 
 def _drawn(value: float | None) -> float:
@@ -100,11 +105,11 @@ def _drawn(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else math.nan
 
 
-def _profile(pyplot: Any, analysis: Analysis) -> str:
+def _profile(analysis: Analysis) -> str:
     tensors = sorted((item for item in analysis.tensors if item.kind == "activation"), key=lambda item: item.place)
     if not tensors:
         return html_tables.paragraph("There are no quantized activations.")
-    figure, axes = pyplot.subplots(figsize=(9.6, 3.4))
+    figure, axes = _plot(9.6, 3.4)
     places = np.arange(len(tensors))
     axes.plot(places, [_drawn(item.inherited_sqnr_db) for item in tensors], color=_INHERITED, linewidth=1.4, label="inherited")
     own = [_drawn(item.own_sqnr_db) for item in tensors]
@@ -113,27 +118,20 @@ def _profile(pyplot: Any, analysis: Analysis) -> str:
     axes.set_ylabel("SQNR, dB")
     axes.set_xlim(-1, len(tensors))
     axes.legend(loc="lower left", ncols=2, bbox_to_anchor=(0, 1), borderaxespad=0)
-    return _svg(pyplot, figure, "Own and inherited signal-to-quantization-noise ratio, by place in the model", "scroll")
+    return _svg(figure, "Own and inherited signal-to-quantization-noise ratio, by place in the model", "scroll")
 
 
-def _trade_offs(pyplot: Any, analysis: Analysis) -> str:
-    points = analysis.trade_offs
-    figure, axes = pyplot.subplots(figsize=(9.6, 3.6))
-    axes.plot(
-        [mix.bits / 8e3 for mix in points],
-        [_drawn(point.sqnr_db) for point in points],
-        color=_OWN,
-        linewidth=1.4,
-        marker="o",
-        markersize=4,
-    )
+def _trade_offs(points: Sequence[TradeOff]) -> str:
+    figure, axes = _plot(9.6, 3.6)
+    kilobytes, ratios = [point.bits / 8e3 for point in points], [_drawn(point.sqnr_db) for point in points]
+    axes.plot(kilobytes, ratios, color=_OWN, linewidth=1.4, marker="o", markersize=4)
     axes.set_xlabel("kB of quantized tensors per sample")
     axes.set_ylabel("least SQNR of the outputs, dB")
-    return _svg(pyplot, figure, "Accuracy against bits", "scroll")
+    return _svg(figure, "Accuracy against bits", "scroll")
 
 
-def _histogram(pyplot: Any, histogram: Histogram) -> str:
-    figure, axes = pyplot.subplots(figsize=(4.6, 2.7))
+def _histogram(histogram: Histogram) -> str:
+    figure, axes = _plot(4.6, 2.7)
     edges = np.array(histogram.edges)
     axes.stairs(histogram.counts, edges, fill=True, color=_OWN)
     axes.set_yscale("symlog", linthresh=1)
@@ -150,15 +148,14 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
     values = "" if histogram.grid is None else f", {counted(len(histogram.grid), 'value')}"
     values += f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""
     axes.set_ylabel("elements")
-    return _svg(pyplot, figure, f"Histogram of {histogram.name}", "", f"{histogram.name}{values}")
+    return _svg(figure, f"Histogram of {histogram.name}", "", f"{histogram.name}{values}")
 
 
-def _svg(pyplot: Any, figure: Any, title: str, kind: str, caption: str = "") -> str:
+def _svg(figure: Any, title: str, kind: str, caption: str = "") -> str:
     """Return a plot as a figure of the page. `kind` is its CSS class; with "scroll", a wide plot scrolls on a narrow page.
     Names are in the caption and not in the plot: matplotlib would typeset parts of them, and warn of glyphs that it lacks."""
     content = io.StringIO()
     figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
-    pyplot.close(figure)
     text = content.getvalue()
     text = text[text.index("<svg") :]
     for color, variable in _VARIABLES.items():

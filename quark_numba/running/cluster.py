@@ -88,15 +88,14 @@ def interruptions() -> Iterator[Callable[[], None]]:
         return
     came = False
 
-    def handler(*arguments: Any) -> None:
-        nonlocal came
-        if came:
-            raise KeyboardInterrupt
-        came = True
-
     def check() -> None:
         if came:
             raise KeyboardInterrupt
+
+    def handler(*arguments: Any) -> None:
+        nonlocal came
+        check()
+        came = True
 
     signal.signal(signal.SIGINT, handler)
     try:

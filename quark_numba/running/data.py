@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..checks import check_integers, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
-from .files import File, check_names, files_of, forget, read_headers
+from .files import File, check_arrays, files_of, forget, read_headers
 from .inputs import ModelInput, random_inputs
 from .sessions import Arrays
 
@@ -80,8 +80,7 @@ class RandomData:
     def __post_init__(self) -> None:
         check_integers(1, math.inf, "a positive integer", batches=self.batches)
         check_integers(0, math.inf, "an integer of 0 or more", seed=self.seed)
-        names = self.dimensions if isinstance(self.dimensions, Mapping) else [None]
-        if not all(isinstance(name, str) for name in names):
+        if not (isinstance(self.dimensions, Mapping) and all(isinstance(name, str) for name in self.dimensions)):
             refuse("dimensions", self.dimensions, "a mapping of names to sizes")
         sizes = {f"dimensions[{name!r}]": size for name, size in self.dimensions.items()}
         check_integers(0, math.inf, "an integer of 0 or more", **sizes)
@@ -151,7 +150,7 @@ class BatchLayout:
             there = [*feed] if missing else self.names
         if not is_mapping:
             raise ModelError(f"{what}: a {type(feed).__name__}; expected a mapping of input names to arrays")
-        check_names(there, self.names, what)
+        check_arrays(there, self.names, what)
         arrays = {}
         for name in self.names:
             with errors_named(what, FailedDataError):

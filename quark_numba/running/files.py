@@ -27,8 +27,8 @@ _CHUNK = 1 << 20
 # What the files are, for messages.
 _WHAT = "a file of numbers"
 
-# The fixed part of a member's header in a zip file: its length, its first bytes, and where the lengths of the rest are.
-_LOCAL_HEADER, _SIGNATURE, _LENGTHS = 30, b"PK\x03\x04", slice(26, 30)
+# The fixed part of a member's header in a zip file: its length, and where the lengths of the rest are.
+_LOCAL_HEADER, _LENGTHS = 30, slice(26, 30)
 
 
 class Member(NamedTuple):
@@ -139,8 +139,8 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any
     return _read(path, names, lambda content, *_: _native(npy.read_array(content, allow_pickle=False)))
 
 
-def check_names(there: Iterable[Any], names: Sequence[str], where: object) -> None:
-    """Raise ModelError unless all of `names` are among those that are `there`."""
+def check_arrays(there: Iterable[Any], names: Sequence[str], where: object) -> None:
+    """Raise ModelError unless the arrays that are `there` include all of `names`."""
     for name in names:
         if name not in there:
             raise ModelError(f"{where}: no array named {name}; it has {', '.join(map(str, there)) or 'none'}")
@@ -157,12 +157,11 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes],
             return {names[0]: read_one(file, 0, os.fstat(file.fileno()).st_size)}
         with zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            check_names(members, names, path)
+            check_arrays(members, names, path)
             arrays = {}
             for name in names:
-                start = _start(file, members[name])
-                with archive.open(members[name]) as content:
-                    arrays[name] = read_one(content, start, members[name].file_size)
+                with archive.open(members[name]) as content:  # which checks the header that `_start` reads
+                    arrays[name] = read_one(content, _start(file, members[name]), members[name].file_size)
             return arrays
 
 
@@ -171,10 +170,7 @@ def _start(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     file.seek(info.header_offset)
-    header = file.read(_LOCAL_HEADER)
-    if len(header) < _LOCAL_HEADER or not header.startswith(_SIGNATURE):
-        raise ValueError(f"{info.filename} is not where the file says")
-    return info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[_LENGTHS]))
+    return info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", file.read(_LOCAL_HEADER)[_LENGTHS]))
 
 
 def _header(content: IO[bytes], start: int | None, size: int) -> Member:

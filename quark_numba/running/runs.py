@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ..checks import check_choices, check_functions, check_integers, check_names, check_paths, check_texts, refuse
@@ -17,7 +17,7 @@ from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..ort.providers import providers_of
 from .data import Batch, Batches
-from .saved import Saved
+from .saved import Saved, Total
 from .threads import in_order
 
 
@@ -126,17 +126,6 @@ def with_name(name: str, message: str) -> str:
     return message if message.startswith(name) else f"{name}: {message}"
 
 
-@dataclass
-class Total:
-    """The sums of the first `done` batches except for those that failed; the messages of failed batches by their names; and
-    `first`, the first batch that did not fail."""
-
-    sums: Any = None
-    done: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    first: Batch | None = None
-
-
 class Runner:
     """Runs batches in this process or on a cluster, and handles those that fail.
 
@@ -192,9 +181,7 @@ class Runner:
 
         Raise ModelError if all batches fail, or if one fails and `on_error` is "stop".
         """
-        total = Total()
-        if self._saved:
-            total.sums, total.done, total.failed = self._saved.find(kind)
+        total = self._saved.find(kind) if self._saved else Total()
         batches = self.batches.parts()
         for _ in range(total.done):
             batch = next(batches, None)
@@ -211,7 +198,7 @@ class Runner:
                     self._add(batch, sums, total)
                     batch = sums = None  # not in memory while the next one is read
                     if self._saved:
-                        self._saved.add(kind, total.sums, total.done, total.failed)
+                        self._saved.add(kind, total)
                     self._report(total.done)
         finally:
             if self._saved:

@@ -6,15 +6,28 @@ import dataclasses
 import json
 import time
 import typing
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ModelError, reason_of
 from ..models import files
 from ..texts import in_json
 from ..version import __version__
+from .data import Batch
 
 # The time from one write of the file to the next.
 _SECONDS = 2.0
+
+
+@dataclass
+class Total:
+    """The sums of the first `done` batches except for those that failed; the messages of failed batches by their names; and
+    `first`, the first batch that did not fail, which is not saved."""
+
+    sums: Any = None
+    done: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    first: Batch | None = None
 
 
 class Saved:
@@ -43,22 +56,21 @@ class Saved:
             raise ModelError(f"{self.path}: from another run, with other {', '.join(different)}")
         self._content = content
 
-    def find(self, kind: type[Any]) -> tuple[Any, int, dict[str, str]]:
-        """Return the sums, the number of batches that are done, and the messages of batches that failed, by name. Raises
-        ModelError."""
+    def find(self, kind: type[Any]) -> Total:
+        """Return the total so far of the sums of this kind. Raise ModelError if the file cannot be understood."""
         part = self._content.get(kind.__name__)
         if part is None:
-            return None, 0, {}
+            return Total()
         try:
             sums = None if part["sums"] is None else _decoded(kind, part["sums"])
-            return sums, int(part["done"]), {str(name): str(message) for name, message in part["failed"].items()}
+            return Total(sums, int(part["done"]), {str(name): str(message) for name, message in part["failed"].items()})
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
-    def add(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
-        """Record a copy of the sums for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C
+    def add(self, kind: type[Any], total: Total) -> None:
+        """Record a copy of the total for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C
         may interrupt the caller while it adds to the sums."""
-        self._content[kind.__name__] = {"sums": in_json(sums), "done": done, "failed": {**failed}}
+        self._content[kind.__name__] = {"sums": in_json(total.sums), "done": total.done, "failed": {**total.failed}}
         if time.monotonic() - self._written > _SECONDS:
             self.write()
 

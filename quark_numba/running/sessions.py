@@ -88,12 +88,10 @@ def session_of(
     if others := beside_cpu(providers_of(providers)):
         in_memory = model_files.as_proto(model) if isinstance(model, ir.Model) else model
         model = optimized(in_memory, operators=operators_for(others), has_other_providers=True).rewritten
-    folder = model.folder if isinstance(model, model_files.Source) else ""
-    content = model.proto if isinstance(model, model_files.Source) else model
+    content, folder = (model.proto, model.folder) if isinstance(model, model_files.Source) else (model, "")
     options: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
-    has_own_operators = _has_own_operators(content)
     with model_files.session_source(content) as source:
-        return create_session(source, name, has_own_operators=has_own_operators, **options)
+        return create_session(source, name, has_own_operators=_has_own_operators(content), **options)
 
 
 def _has_own_operators(model: model_files.Model) -> bool:
