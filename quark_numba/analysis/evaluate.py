@@ -191,14 +191,15 @@ def _output_error(name: str, total: _Batch) -> OutputError:
 def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, metric: Any, batch: Batch) -> _Batch:
     feed = batch.load()
     results, seconds = _run(pair, feed)
-    compared = compare(results[0], results[1], outputs)
+    of_model, of_reference = results
+    compared = compare(of_model, of_reference, outputs)
     arrays = {
         name: (y, expected)
-        for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
+        for (name, y), expected in zip(of_model.items(), of_reference.values(), strict=True)
         if name in compared.errors
     }
     _check_class_axis(arrays, classes)
-    labels = feed[classes.labels] if classes.labels else None
+    labels = feed[classes.key] if classes.key else None
     labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
     places = {
         name: count(y, expected, name, labels if name in labelled and labelled[name].fits else None, classes)
@@ -232,7 +233,7 @@ def _labellings(labels: Any, arrays: _Compared, reasons: dict[str, str], classes
     if not any(each.fits for each in labelled.values()):
         shapes = [*_shapes(arrays), *(f"{name} {reason}" for name, reason in reasons.items())]
         raise ModelError(
-            f"labels {classes.labels} have shape {labels.shape}; expected that of an output without its class axis "
+            f"labels {classes.key} have shape {labels.shape}; expected that of an output without its class axis "
             f"{classes.axis}, or with 1 in its place; output {', '.join(shapes)}"
         )
     return labelled

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiling.versions import distributions_with, version_of
-from ..errors import ModelError, reason_of
+from ..errors import reason_of
 from ..version import __version__
 from . import arguments
 from .printing import print_json, print_table, progress
@@ -40,10 +40,7 @@ def _info(options: argparse.Namespace) -> int:
     models, unreadable = _models(options.kept_models)
     if options.clear_cache:
         for path in cache.files():
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise ModelError(f"{path}: {reason_of(error)}") from None
+            path.unlink(missing_ok=True)
         if models:
             models.clear()
     sizes = cache.sizes()

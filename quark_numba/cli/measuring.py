@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import io
 import json
 import time
@@ -39,7 +40,7 @@ _KERNEL_TIME = "_kernel_time"
 # Operators that run subgraphs. The profiler also times the nodes of the subgraphs, which would count twice.
 _WITH_BODIES = ("If", "Loop", "Scan")
 
-# The number of runs that a session does before the next session's turn: few enough that all sessions meet the same state of the
+# The number of timed runs of a session before the next session's turn: few enough that all sessions meet the same state of the
 # machine, enough that a session finds its data in the processor's caches.
 _BLOCK = 5
 
@@ -137,22 +138,21 @@ def latencies(
 ) -> dict[str, float]:
     """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns. `update` updates a
     progress bar."""
-    # The turns of a session: whether the turn is timed, and its number of runs.
-    blocks = [(False, _WARM_UP), *((True, 1 + min(_BLOCK, runs - start)) for start in range(0, runs, _BLOCK))]
-    update(total=len(sessions) * sum(block for _, block in blocks))
-    outputs = {name: [y.name for y in session.get_outputs()] for name, session in sessions.items()}
-    arrays = {name: feeds(session, inputs) for name, session in sessions.items()}
-    times: dict[str, list[float]] = {name: [] for name in sessions}
-    for timed, block in blocks:
-        for name, session in sessions.items():
-            names, feed, seconds = outputs[name], arrays[name], times[name]
-            for _ in range(block):
+    calls = {
+        name: functools.partial(results, session, [y.name for y in session.get_outputs()], feeds(session, inputs))
+        for name, session in sessions.items()
+    }
+    for call in calls.values():
+        for _ in range(_WARM_UP):
+            call()
+    update(total=len(calls) * runs)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for first in range(0, runs, _BLOCK):
+        for name, call in calls.items():
+            call()  # finds the processor's caches full of another session's data
+            for _ in range(min(_BLOCK, runs - first)):
                 start = time.perf_counter()
-                results(session, names, feed)
-                seconds.append(time.perf_counter() - start)
+                call()
+                times[name].append(time.perf_counter() - start)
                 update(advance=1)
-            if timed:
-                del seconds[-block]  # the first run of a block finds the caches full of another session's data
-            else:
-                seconds.clear()
     return {name: float(np.median(seconds)) for name, seconds in times.items()}

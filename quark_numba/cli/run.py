@@ -136,10 +136,7 @@ def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arra
 
 
 def _compare_batches(
-    options: argparse.Namespace,
-    contenders: Mapping[str, _Contender],
-    outputs: Mapping[str, Arrays],
-    others: Iterator[Arrays],
+    options: argparse.Namespace, contenders: Mapping[str, _Contender], outputs: Mapping[str, Arrays], others: Iterator[Arrays]
 ) -> tuple[int, Comparison | None]:
     """Run the model on the batches after the first one, whose `outputs` are known. Return the number of all batches, and the
     comparison with the reference, if there is one."""

@@ -20,18 +20,16 @@ _QUARK = "quark.onnx"
 _REPLACED = f"{_QUARK}.operators.custom_ops.build_custom_ops"
 
 
-class _Finder(MetaPathFinder):
-    """Finds the stand-in for Quark's module. Python asks this finder before it looks for files."""
+class _StandIn(MetaPathFinder, Loader):
+    """Finds and loads the stand-in for Quark's module. Python asks it before it looks for files."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == _QUARK:
             from . import stand_in
 
             stand_in.check_version()
-        return spec_from_loader(name, _StandIn(), origin=__name__) if name == _REPLACED else None
+        return spec_from_loader(name, self, origin=__name__) if name == _REPLACED else None
 
-
-class _StandIn(Loader):
     def exec_module(self, module: ModuleType) -> None:
         from . import stand_in
 
@@ -40,4 +38,4 @@ class _StandIn(Loader):
 
 if _QUARK in sys.modules:
     raise ImportError(f"{_QUARK} has been imported already, with its own operators; import {__name__} before it")
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _StandIn())

@@ -111,10 +111,8 @@ def _rounded(tensor: torch.Tensor, format_key: tuple[Key, Format]) -> torch.Tens
         raise TypeError(f"tensor has dtype {tensor.dtype}; expected torch.float32")
     x = tensor.detach().cpu()
     result = torch.empty_like(x)
-    axis = x.dim() - 1
-    if x.is_contiguous():
-        convert(*format_key, x.numpy(), max(axis, 0), result.numpy())
-    else:  # the kernels take C order: sort the dimensions by their strides, the largest first
-        order = sorted(range(x.dim()), key=result.stride, reverse=True)
-        convert(*format_key, x.permute(order).numpy(), order.index(axis), result.permute(order).numpy())
+    # The kernels take C order: sort the dimensions by their strides, the largest first.
+    order = sorted(range(x.dim()), key=result.stride, reverse=True)
+    axis = order.index(x.dim() - 1) if order else 0
+    convert(*format_key, x.permute(order).numpy(), axis, result.permute(order).numpy())
     return result.to(tensor.device)

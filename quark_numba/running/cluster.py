@@ -154,7 +154,7 @@ class _Tasks:
     def results(self, group: list[Batch], future: Any) -> Iterator[tuple[Batch, Any]]:
         """Yield the batches of a group with their results, when its task is done."""
         result = _result(future, self.check)
-        if result == _NOT_HERE:
+        if result is None:
             self.workers_have_files = False
             result = _result(self.submit(group), self.check)
         if not isinstance(result, ModelError):
@@ -207,8 +207,6 @@ def _result(future: Any, check: Callable[[], None]) -> Any:
 
 # The rest runs in the workers.
 
-_NOT_HERE = "the file is not on this machine"
-
 
 class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # distributed has no types
     """The plugin of each worker, also of one that joins later. It unpickles and calls `make` at the first batch."""
@@ -228,9 +226,9 @@ class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # distributed ha
 
 
 def _run(name: str, group: list[Batch | ModelError]) -> Any:
-    """Return the seconds that the group took and the result of each batch, or `_NOT_HERE` if this machine lacks a file."""
+    """Return the seconds that the group took and the result of each batch, or None if this machine lacks a file."""
     if not all(isinstance(batch, ModelError) or batch.is_here for batch in group):
-        return _NOT_HERE
+        return None
     recipe = distributed.get_worker().plugins[name]
     start = time.perf_counter()
     sums = [batch if isinstance(batch, ModelError) else recipe.run(batch) for batch in group]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...arrays.arguments import did_you_mean
 from ...block.formats import MX_ELEMENT_TYPES
@@ -15,8 +14,7 @@ from ...block.operators import BFP, MX
 from ...declaration import BlockRoundTrip, Operator
 from ...element_types import BFLOAT16, FLOAT16, ElementType
 from ...linear.calls import quantize_dequantize
-
-Array = NDArray[Any]
+from ..twin.forms import Array
 
 
 @dataclass(frozen=True)

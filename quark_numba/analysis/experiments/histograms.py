@@ -59,13 +59,9 @@ def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
     values = x[np.isfinite(x)].astype(np.float64)
     least, most = _ends(values)
     counts, edges = np.histogram(values, _BINS, (least, most))
-    lowest = highest = grid = None
-    form = quantizer.form
-    if form.limits:
-        lowest, highest = form.limits
-        every = form.grid()
-        if every is not None:
-            grid = every[(every >= least) & (every <= most)].tolist()
+    lowest, highest = quantizer.form.limits or (None, None)
+    every = quantizer.form.grid()
+    grid = None if every is None else every[(every >= least) & (every <= most)].tolist()
     return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid, x.size - values.size)
 
 

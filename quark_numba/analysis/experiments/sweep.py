@@ -30,9 +30,6 @@ class Effect:
     on_sqnr_db: float
 
 
-WEIGHTS, ACTIVATIONS = "all weights", "all activations"
-
-
 class Sweep(Experiment):
     """The sweep. `by` is the unit of which one at a time is in float, or quantized."""
 
@@ -45,7 +42,7 @@ class Sweep(Experiment):
 
     def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
         return {
-            (name, _ON if is_on else _OFF): functools.partial(self._run, group, is_on, values)
+            (name, "on" if is_on else "off"): functools.partial(self._run, group, is_on, values)
             for name, group in self.groups.items()
             for is_on in (False, True)
         }
@@ -62,12 +59,9 @@ class Sweep(Experiment):
     def report(self, outcome: Outcome) -> dict[str, Any]:
         """Return the effects. The group that makes the outputs worst, if only this group is quantized, comes first."""
         errors = common(outcome.own.outputs)
-        effects = [Effect(name, least_sqnr_db(errors[name, _OFF]), least_sqnr_db(errors[name, _ON])) for name in self.groups]
+        effects = [Effect(name, least_sqnr_db(errors[name, "off"]), least_sqnr_db(errors[name, "on"])) for name in self.groups]
         effects.sort(key=_worst_first)
         return {"sweep": effects}
-
-
-_OFF, _ON = "off", "on"
 
 
 def _worst_first(effect: Effect) -> tuple[bool, float, bool, float]:
@@ -86,6 +80,6 @@ def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer
         names = {"tensor": [quantizer.name], "node": list(users), "operator": list(dict.fromkeys(users.values()))}[by]
         for name in names:
             groups.setdefault(name, []).append(quantizer)
-    for kind, name in (("weight", WEIGHTS), ("activation", ACTIVATIONS)):
-        groups[name] = [quantizer for quantizer in quantizers if quantizer.kind == kind]
+    for kind in ("weight", "activation"):
+        groups[f"all {kind}s"] = [quantizer for quantizer in quantizers if quantizer.kind == kind]
     return groups

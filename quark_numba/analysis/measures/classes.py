@@ -19,7 +19,7 @@ class Classes:
 
     axis: int = -1
     top_k: int = 1
-    labels: str | None = None
+    key: str | None = None
     ignored: int | None = None
 
 
@@ -54,7 +54,7 @@ def labelling_of(y: NDArray[Any], name: str, labels: NDArray[Any], classes: Clas
         axis = classes.axis % y.ndim
         before, length, after = y.shape[:axis], y.shape[axis], y.shape[axis + 1 :]
         fits = length > 1 and labels.shape in ((*before, *after), (*before, 1, *after))
-    return Labelling(fits, f"labels {classes.labels} have shape {labels.shape}, output {name} has shape {y.shape}")
+    return Labelling(fits, f"labels {classes.key} have shape {labels.shape}, output {name} has shape {y.shape}")
 
 
 def count(y: NDArray[Any], expected: NDArray[Any], name: str, labels: NDArray[Any] | None, classes: Classes) -> Places:
@@ -107,7 +107,7 @@ def _check_range(labels: NDArray[Any], name: str, length: int, classes: Classes)
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= length:
         raise ModelError(
-            f"labels {classes.labels} have {least if least < 0 else most}; expected 0 to {length - 1}, the indices of output "
+            f"labels {classes.key} have {least if least < 0 else most}; expected 0 to {length - 1}, the indices of output "
             f"{name} along axis {classes.axis}; ignore_label is for a label that does not count, outputs for the outputs to "
             "compare"
         )

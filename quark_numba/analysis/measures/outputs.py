@@ -106,11 +106,10 @@ def output_error(name: str, sums: ErrorSums) -> OutputError:
 
 
 def check_outputs(outputs: Sequence[str] | None) -> None:
-    if outputs is None:
-        return
-    check_names(outputs=outputs)
-    if not outputs:
-        raise ValueError("outputs is empty; expected at least one name")
+    if outputs is not None:
+        check_names(outputs=outputs)
+        if not outputs:
+            raise ValueError("outputs is empty; expected at least one name")
 
 
 def check_chosen(outputs: Sequence[str] | None, names: Sequence[str]) -> None:

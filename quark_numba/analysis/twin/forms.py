@@ -134,24 +134,23 @@ class Block(Form):
         return length, inner
 
 
+@dataclass
 class Codeless(Form):
-    """A format without codes, or one whose codes are not known."""
+    """A format without codes, or one whose codes are not known. `apply` rounds to it."""
 
-    def __init__(
-        self,
-        name: str,
-        bits: float,
-        parameters: dict[str, Any],
-        apply: Callable[[Array], Array],
-        limits: Limits | None = None,
-    ) -> None:
-        self.type, self.bits, self.parameters, self._apply = name, bits, parameters, apply
-        self.limits = self.code_ends = limits
+    type: str
+    bits: float
+    parameters: dict[str, Any]
+    apply: Callable[[Array], Array]
+    limits: Limits | None = None
+
+    def __post_init__(self) -> None:
+        self.code_ends = self.limits
 
     def grid(self) -> Array | None:
         if self.limits is None or self.bits > 16:
             return None
-        return np.unique(self._apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
+        return np.unique(self.apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
 
 
 def block_form(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]) -> Form:

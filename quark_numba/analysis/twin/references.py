@@ -54,9 +54,13 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
         return 0.0, math.inf
     if node.op_type != "Clip" or len(node.inputs) < 2:
         return None
-    ends = [None if value is None else graph.array(value) for value in (*node.inputs[1:3], None)][:2]
-    lowest, highest = (None if end is None or end.size != 1 else float(end.reshape(-1)[0]) for end in ends)
-    return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
+
+    def bound(index: int, default: float) -> float:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        array = None if value is None else graph.array(value)
+        return default if array is None or array.size != 1 else float(array.reshape(-1)[0])
+
+    return bound(1, -math.inf), bound(2, math.inf)
 
 
 def _forms(reference: Source) -> Iterator[Graph]:

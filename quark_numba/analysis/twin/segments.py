@@ -41,13 +41,13 @@ class StoppedError(Exception):
 class Segment:
     """A session of connected nodes between quantized tensors; two sessions, float and quantized, if subgraphs quantize."""
 
-    def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
-        self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
+    def __init__(self, inputs: list[str], outputs: list[str], session: Any, quantized: Any) -> None:
+        self.inputs, self.outputs, self._session, self._quantized = inputs, outputs, session, quantized
         nodes = [*session.get_inputs(), *session.get_outputs()]
         self._numpy = all(sessions.dtype_of(value.type) is not None for value in nodes)
 
     def run(self, values: Mapping[str, Any], *, quantized: bool) -> list[Any]:
-        session = self._kept if quantized else self._session
+        session = self._quantized if quantized else self._session
         feeds = {name: values[name] for name in self.inputs}
         with errors_named("the model does not run", with_type=False):
             if self._numpy:
@@ -71,20 +71,20 @@ class Segments:
         self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
         self._constants = builder.constant_outputs()
         self.parts = list(builder.parts())
-        self._last_use = self._uses()
+        self._last_used = self._names_last_used()
         self.stopped = threading.Event()
 
-    def _uses(self) -> list[list[str]]:
+    def _names_last_used(self) -> list[list[str]]:
         """Return for each part the names of the values that nothing needs after it."""
         last: dict[str, int] = {}
         for index, part in enumerate(self.parts):
             for name in (part.name, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
                 last[name] = index
-        uses: list[list[str]] = [[] for _ in self.parts]
+        names: list[list[str]] = [[] for _ in self.parts]
         for name, index in last.items():
             if name not in self.outputs and name not in self._weights:
-                uses[index].append(name)
-        return uses
+                names[index].append(name)
+        return names
 
     # Runs.
 
@@ -104,7 +104,7 @@ class Segments:
         values = self.start(feed, config)
         for index, part in enumerate(self.parts):
             self.advance(part, values, config, quantized=quantized)
-            for name in self._last_use[index]:
+            for name in self._last_used[index]:
                 values.pop(name, None)
         return {name: values[name] for name in self.outputs}
 
@@ -134,7 +134,7 @@ class Segments:
             self.advance(part, floats, {}, quantized=False)
             if isinstance(part, Quantizer):
                 see(part, floats[part.ys[0]], _clipped(values[part.name], part), values[part.ys[0]])
-            for name in () if keep else self._last_use[index]:
+            for name in () if keep else self._last_used[index]:
                 values.pop(name, None)
                 floats.pop(name, None)
         return values, floats
@@ -155,7 +155,7 @@ class Segments:
                             del new[name]
             elif any(name in new for name in part.inputs):
                 self.advance(part, values, config, quantized=quantized)
-            for name in self._last_use[index]:
+            for name in self._last_used[index]:
                 new.pop(name, None)
         return {name: values[name] for name in self.outputs}
 
@@ -262,22 +262,18 @@ class _Builder:
         return groups
 
     def _used(self, group: list[int]) -> list[str]:
-        """Return the names of the values from outside the segment that its nodes use, in either form."""
-        nodes = [node for index in group for node in self._forms(index)]
+        """Return the names of the values from outside the segment that its nodes use, in the float twin or in the quantized
+        model."""
+        nodes = [node for index in group for node in (self.graph.node[index], self.twin.kept.get(index)) if node is not None]
         made = {name for node in nodes for name in node.output}
         return list(dict.fromkeys(name for node in nodes for name in used_names(node) if name not in made))
-
-    def _forms(self, index: int) -> list[onnx.NodeProto]:
-        """Return the forms of a node: that of the float twin, and that of the quantized model if its subgraphs quantize."""
-        return [self.graph.node[index], *([self.twin.kept[index]] if index in self.twin.kept else [])]
 
     def _segment(self, group: list[int], outputs: list[str]) -> Segment:
         used = self._used(group)
         inputs = [name for name in used if name not in self.initializers and name not in self.constants]
         has_two = any(index in self.twin.kept for index in group)
-        forms = [[self._forms(index)[-1 if quantized else 0] for index in group] for quantized in range(1 + has_two)]
-        sessions_of_forms = []
-        for nodes in forms:
+
+        def session_of(nodes: list[onnx.NodeProto]) -> Any:
             graph = helper.make_graph(
                 [*(self.constants[name] for name in used if name in self.constants), *nodes],
                 "segment",
@@ -290,8 +286,13 @@ class _Builder:
             name = f"the nodes {', '.join(node.name for node in nodes)}"
             has_own_operators = has_two or any(node.domain for node in nodes)
             options: Any = {"folder": self.twin.folder, "providers": self.providers}
-            sessions_of_forms.append(_session(segment, name, has_own_operators, **options))
-        return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
+            return _session(segment, name, has_own_operators, **options)
+
+        session = session_of([self.graph.node[index] for index in group])
+        if not has_two:
+            return Segment(inputs, outputs, session, session)
+        quantized = session_of([self.twin.kept.get(index, self.graph.node[index]) for index in group])
+        return Segment(inputs, outputs, session, quantized)
 
 
 def _type_proto(text: str) -> onnx.TypeProto:
