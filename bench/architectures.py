@@ -197,12 +197,12 @@ def dense_layers(width: int = 512, layers: int = 4, batch: int = 32) -> onnx.Mod
 # Those whose models Quark's operators quantize, and those of ONNX's own operators alone.
 ARCHITECTURES = {
     "transformer": transformer,
-    "residual network": residual_network,
-    "text detector": text_detector,
-    "byte classifier": byte_classifier,
-    "voice detector": voice_detector,
+    "residual_network": residual_network,
+    "text_detector": text_detector,
+    "byte_classifier": byte_classifier,
+    "voice_detector": voice_detector,
 }
-OTHERS = {"mobile network": mobile_network, "dense layers": dense_layers}
+OTHERS = {"mobile_network": mobile_network, "dense_layers": dense_layers}
 
 
 @lru_cache

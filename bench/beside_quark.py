@@ -1,8 +1,7 @@
 """What is measured beside Quark's own library: contenders, models and configurations."""
 
-from measuring import DROP_IN, SESSION
+from labels import DROP_IN, FLOAT, QUARK, SESSION
 
-FLOAT, QUARK = "float", "Quark's library"
 CONTENDERS = FLOAT, QUARK, DROP_IN, SESSION
 CLASSIFIER = "textline_cls"
 # The types of the classifier, as its files and as pages name them.

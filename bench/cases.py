@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
+from labels import group_of
 
 from quark_numba import quantize
 from quark_numba.catalog import OPERATORS
@@ -16,21 +17,21 @@ from quark_numba.linear.versions import types
 # How often contenders take turns at a case.
 TURNS = 3
 
-SIZES = {"1": 1, "1 K": 1 << 10, "64 K": 1 << 16, "1 M": 1 << 20, "16 M": 1 << 24}
+SIZES = (1, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
 SQUARE = (4096, 4096)
 
 # The shape of x, that of the scale, axis and block size.
 GRANULARITIES = {
-    "per axis, 64×56×56, first": ((64, 56, 56), (64,), 0, 0),
-    "per axis, 4096×4096, first": (SQUARE, (4096,), 0, 0),
-    "per axis, 4096×4096, last": (SQUARE, (4096,), 1, 0),
-    "blocks of 32, 4096×4096, first": (SQUARE, (128, 4096), 0, 32),
-    "blocks of 32, 4096×4096, last": (SQUARE, (4096, 128), 1, 32),
-    "blocks of 128, 4096×4096, first": (SQUARE, (32, 4096), 0, 128),
-    "blocks of 128, 4096×4096, last": (SQUARE, (4096, 32), 1, 128),
+    "per_axis/64x56x56/first": ((64, 56, 56), (64,), 0, 0),
+    "per_axis/4096x4096/first": (SQUARE, (4096,), 0, 0),
+    "per_axis/4096x4096/last": (SQUARE, (4096,), 1, 0),
+    "blocks_of_32/4096x4096/first": (SQUARE, (128, 4096), 0, 32),
+    "blocks_of_32/4096x4096/last": (SQUARE, (4096, 128), 1, 32),
+    "blocks_of_128/4096x4096/first": (SQUARE, (32, 4096), 0, 128),
+    "blocks_of_128/4096x4096/last": (SQUARE, (4096, 32), 1, 128),
 }
 GRANULAR_TYPES = ("uint8", "int4", "float8e4m3fn", "bfloat16")
-PER_TENSOR = "per tensor"
+PER_TENSOR = "per_tensor"
 
 STANDARD_TYPES, EXTENDED_TYPES = (
     tuple(OPERATORS.find(*operator).formats.values())
@@ -59,7 +60,8 @@ class Case:
 
     @property
     def group(self) -> str:
-        return f"{self.label}, {self.granularity}, {self.size} elements, threads: {self.threads}"
+        name = f"{self.operation}/{self.element_type.name}/{self.granularity}/{self.size}_elements"
+        return group_of(name, self.threads)
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -78,7 +80,7 @@ class Case:
 def cases() -> Iterator[Case]:
     for operation in ("quantize", "dequantize"):
         for element_type in types("quantize", "quantized"):
-            for size in SIZES.values():
+            for size in SIZES:
                 yield Case(operation, element_type, PER_TENSOR, (size,))
         for name in ("uint8", "int8"):
             yield Case(operation, find(name), PER_TENSOR, (1 << 16,), threads=1)
@@ -98,7 +100,7 @@ class BlockCase:
 
     @property
     def group(self) -> str:
-        return f"{self.format}, {self.layout}"
+        return f"{self.format}/{self.layout}"
 
 
 _BFP, _MX = (OPERATORS.find("com.amd.quark", f"{kind}QuantizeDequantize") for kind in ("BFP", "MX"))
@@ -111,7 +113,7 @@ _FORMATS = {
 BLOCK_CASES = [
     BlockCase(name, layout, operator, shape, {**attributes, "axis": axis})
     for name, (operator, attributes) in _FORMATS.items()
-    for layout, shape, axis in (("4096×4096, last axis", SQUARE, 1), ("16×64×128×128, axis 1", (16, 64, 128, 128), 1))
+    for layout, shape, axis in (("4096x4096/last_axis", SQUARE, 1), ("16x64x128x128/axis_1", (16, 64, 128, 128), 1))
 ]
 
 
@@ -121,24 +123,24 @@ class OtherCase:
 
     operator: str
     float_operator: str
-    label: str
+    dimensions: str
     shapes: tuple[tuple[int, ...], ...]
     attributes: dict[str, object]
 
     @property
     def group(self) -> str:
-        return f"{self.operator}, {self.label}"
+        return f"{self.operator}/{self.dimensions}"
 
 
 def _normalization(*shape: int) -> OtherCase:
     shapes = (shape, (shape[1],), (shape[1],))
-    return OtherCase("ExtendedInstanceNormalization", "InstanceNormalization", "×".join(map(str, shape)), shapes, {})
+    return OtherCase("ExtendedInstanceNormalization", "InstanceNormalization", "x".join(map(str, shape)), shapes, {})
 
 
 def _lstm(steps: int, inputs: int, hidden: int) -> OtherCase:
     shapes = ((steps, 1, inputs), (2, 4 * hidden, inputs), (2, 4 * hidden, hidden), (2, 8 * hidden))
-    label = f"{steps} steps, {inputs} inputs, hidden size {hidden}"
-    return OtherCase("ExtendedLSTM", "LSTM", label, shapes, {"hidden_size": hidden})
+    dimensions = f"{steps}_steps/{inputs}_inputs/hidden_size_{hidden}"
+    return OtherCase("ExtendedLSTM", "LSTM", dimensions, shapes, {"hidden_size": hidden})
 
 
 OTHER_CASES = [

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from beside_quark import FORMATS, QUARK
-from kept_results import COPY, Kept
-from measuring import DROP_IN, SESSION
+from beside_quark import FORMATS
+from kept_results import Kept
+from labels import COPY, DROP_IN, ONNX_RUNTIMES_OPERATOR, QUARK, SESSION, label_of
 from pages import digits
 from quantities import (
     RANGES,
@@ -27,10 +27,11 @@ def operators_chart(kept: Kept):
     shown = [case for case in operators_per_tensor() if case.element_type.name in ("uint8", "int4", "float8e4m3fn")]
     figure, axis = plt.subplots(figsize=(8, 0.4 * len(shown) + 1), layout="constrained")
     axis.set_xscale("log")
-    for who, color in ((COPY, GREY), (DROP_IN, GREEN), ("PyTorch", YELLOW), ("onnxruntime", BLUE), ("numpy, ml_dtypes", RED)):
+    colors = {COPY: GREY, DROP_IN: GREEN, "pytorch": YELLOW, ONNX_RUNTIMES_OPERATOR: BLUE, "numpy": RED}
+    for who, color in colors.items():
         seconds = [results.get(case.group, who) for case in shown]
         rates = [case.size / each / 1e9 if each else None for case, each in zip(shown, seconds, strict=True)]
-        axis.plot(rates, range(len(shown)), "o", color=color, label=f"quark_numba, {who}" if who == DROP_IN else who)
+        axis.plot(rates, range(len(shown)), "o", color=color, label=_label_of(who))
     _label_rows(axis, [case.label for case in shown], f"{RATE}, logarithmic")
     axis.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, loc="outside upper center", ncols=5)
@@ -46,7 +47,7 @@ def classifier_chart(kept: Kept):
     axis.axvline(1, color="black", linewidth=0.8)
     for who, color in ((SESSION, GREEN), (DROP_IN, BLUE), (QUARK, RED)):
         ratios = [ratio(kept["speed_beside_quark"], classifier_group(each), who) for each in FORMATS]
-        axis.plot(ratios, range(len(ratios)), "o", color=color, label=who if who == QUARK else f"quark_numba, {who}")
+        axis.plot(ratios, range(len(ratios)), "o", color=color, label=_label_of(who))
         for row, each in enumerate(ratios):
             if each:
                 axis.annotate(digits(each), (each, row), (0, 6), textcoords="offset points", ha="center", fontsize=7)
@@ -69,7 +70,7 @@ def models_chart(kept: Kept):
                 at = row + 0.18 * (place - 1.5)
                 axis.plot(ranges[place], (at, at), "o-", color=color, markersize=4, linewidth=1)
         axis.plot([], [], "o-", color=color, markersize=4, linewidth=1, label=label)
-    _label_rows(axis, [model for model, _ in rows], f"{RELATIVE_LATENCY}, lowest and highest")
+    _label_rows(axis, [label_of(model) for model, _ in rows], f"{RELATIVE_LATENCY}, lowest and highest")
     figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     return figure
 
@@ -85,6 +86,10 @@ def draw(folder: Path, kept: Kept) -> None:
         for name, chart in CHARTS.items():
             chart(kept).savefig(folder / name, metadata={"Date": None})
     plt.close("all")
+
+
+def _label_of(who: str) -> str:
+    return f"quark_numba, {label_of(who)}" if who in (DROP_IN, SESSION) else label_of(who)
 
 
 def _label_rows(axis, rows: list[str], label: str) -> None:

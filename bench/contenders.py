@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from cases import STANDARD_TYPES, Case, arrays
-from measuring import DROP_IN, session_options
+from labels import COPY, DIRECT_CALL, DROP_IN, ONNX_RUNTIMES_OPERATOR, QUARK
+from measuring import session_options
 from onnx.reference import ReferenceEvaluator
 from onnx_models import one_node, ort_value, session
 
@@ -186,14 +187,14 @@ def copy_call(nbytes: int, threads: int) -> Callable[[], object]:
 
 
 CONTENDERS = (
-    Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.element_type.name), _onnxruntime),
+    Contender(ONNX_RUNTIMES_OPERATOR, lambda case: _onnxruntime_has(case.operation, case.element_type.name), _onnxruntime),
     Contender(DROP_IN, _has_native, _native),
-    Contender(f"{DROP_IN}, per tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
-    Contender(f"{DROP_IN}, extensions", lambda case: case.is_extended and extensions.carries(case.element_type), _extensions),
-    Contender("direct call", lambda case: True, _direct),
-    Contender("ReferenceEvaluator", _has_reference, _reference),
-    Contender("numpy, ml_dtypes", lambda case: not case.scale_shape, _numpy),
-    Contender("PyTorch", _has_torch, _torch),
-    Contender("Quark's library", lambda case: bool(PEER_LIBRARY) and case.is_extended, _peer),
-    Contender("copy", lambda case: case.size >= 1 << 20, _copy),
+    Contender(f"{DROP_IN}/per_tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
+    Contender(f"{DROP_IN}/extensions", lambda case: case.is_extended and extensions.carries(case.element_type), _extensions),
+    Contender(DIRECT_CALL, lambda case: True, _direct),
+    Contender("reference_evaluator", _has_reference, _reference),
+    Contender("numpy", lambda case: not case.scale_shape, _numpy),
+    Contender("pytorch", _has_torch, _torch),
+    Contender(QUARK, lambda case: bool(PEER_LIBRARY) and case.is_extended, _peer),
+    Contender(COPY, lambda case: case.size >= 1 << 20, _copy),
 )

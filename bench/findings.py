@@ -6,23 +6,31 @@ from statistics import median
 
 import models_of_onnx
 from architectures import ARCHITECTURES
-from beside_quark import FLOAT, FORMATS, QUARK
+from beside_quark import FORMATS
 from kept_results import Kept, Results
-from measuring import DROP_IN, SESSION
-from models_of_onnx import ONNX_RUNTIME
+from labels import (
+    DROP_IN,
+    EMPTY,
+    FILLED,
+    FLOAT,
+    ONNX_RUNTIME,
+    ONNX_RUNTIMES_OPERATOR,
+    OPTIMIZED,
+    QUARK,
+    SESSION,
+    SESSION_WITH_CACHE,
+    label_of,
+)
 from models_of_quantizers import NAMES
 from pages import FRONT, PERFORMANCE, README, SESSIONS, digits, table
 from quantities import (
     BLOCK_TYPES,
-    EMPTY,
-    FILLED,
     RANGES,
     RELATIVE_LATENCY,
     TYPES,
     classifier_group,
     joined,
     operators_per_tensor,
-    optimized,
     range_in_quarks_types,
     range_of,
     range_of_ratios,
@@ -33,14 +41,13 @@ from quantities import (
 )
 
 FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", RELATIVE_LATENCY)
-KEEPING = f"{SESSION} with cache=True"
 # An optimized model is called as fast as the float model up to this multiple of its latency.
 AS_FAST = 1.1
 # The files with all models, and which of their contenders are `InferenceSession`.
 OUR_SESSIONS: dict[str, Callable[[str], bool]] = {
     "speed_beside_quark": lambda who: who == SESSION,
-    "speed_of_real_models": lambda who: who.endswith(optimized("")),
-    "speed_of_onnx_models": lambda who: who == models_of_onnx.OURS,
+    "speed_of_synthetic_models": lambda who: who.endswith(f"/{OPTIMIZED}"),
+    "speed_of_onnx_models": lambda who: who == SESSION,
 }
 
 
@@ -63,7 +70,7 @@ def classifier_finding(kept: Kept) -> Iterator[str]:
         for kind, names in (("float16", ["fp16"]), ("all other types", FORMATS.keys() - {"fp16"})):
             groups = [results.groups[classifier_group(each)] for each in names]
             faster, slower = ([g[a] / g[b] for g in groups] for a, b in ((QUARK, who), (who, FLOAT)))
-            rows.append([f"{who}, {kind}", *(range_text(range_of(each)) for each in (faster, slower))])
+            rows.append([f"{label_of(who)}, {kind}", *(range_text(range_of(each)) for each in (faster, slower))])
     yield from table(["classifier, on one thread", *FRONT_COLUMNS], rows)
     yield from measured_line(results)
 
@@ -85,7 +92,7 @@ def models_finding(kept: Kept) -> Iterator[str]:
     yield "![Latency of all models in InferenceSession](models.svg)"
     yield ""
     yield from table(
-        [RELATIVE_LATENCY, *RANGES], [[model, *map(range_text, ranges)] for model, ranges in ranges_of_models(kept)]
+        [RELATIVE_LATENCY, *RANGES], [[label_of(model), *map(range_text, ranges)] for model, ranges in ranges_of_models(kept)]
     )
     pairs = [[(name, who) for name in models_of_onnx.NAMES if name.endswith("float8")] for who in (SESSION, ONNX_RUNTIME)]
     ours, theirs = (range_text(range_of_ratios(kept["speed_of_onnx_models"], each)) for each in pairs)
@@ -99,7 +106,7 @@ def _ratios_in_our_session(kept: Kept) -> Iterator[float]:
     """Yield the multiple of the float model's time of each model in `InferenceSession`, on one thread and on two."""
     for file, is_ours in OUR_SESSIONS.items():
         for group, seconds in kept[file].groups.items():
-            if "threads" in group and FLOAT in seconds:
+            if "/threads=" in group and FLOAT in seconds:
                 yield from (each / seconds[FLOAT] for who, each in seconds.items() if is_ours(who))
 
 
@@ -107,7 +114,7 @@ def operators_finding(kept: Kept) -> Iterator[str]:
     """Yield how fast operators are, and how much faster than ONNX Runtime's."""
     results = kept["operators"]
     cases = operators_per_tensor()
-    pairs = [(case.size, results.get(case.group, DROP_IN), results.get(case.group, "onnxruntime")) for case in cases]
+    pairs = [(case.size, results.get(case.group, DROP_IN), results.get(case.group, ONNX_RUNTIMES_OPERATOR)) for case in cases]
     rates = [size / ours / 1e9 for size, ours, _ in pairs if ours]
     faster = [theirs / ours for _, ours, theirs in pairs if ours and theirs]
     yield f"A drop-in session's operator converts {range_text(range_of(rates), '')} billion elements a second"
@@ -131,17 +138,19 @@ def machines_finding(kept: Kept) -> Iterator[str]:
 def targets_finding(kept: Kept) -> Iterator[str]:
     """Yield what misses its target, and why."""
     models = ("classifier", *ARCHITECTURES)
-    slow = ("transformer", "byte classifier", "voice detector")
+    slow = ("transformer", "byte_classifier", "voice_detector")
     others, start_up, operators = (kept[each] for each in ("speed_of_other_operators", "start_up", "operators"))
     drop_in = joined(range_in_quarks_types(kept, each, TYPES, is_drop_in=True) for each in models)
     blocks = joined(range_in_quarks_types(kept, each, BLOCK_TYPES) for each in models)
     slow_models = joined(range_in_quarks_types(kept, each, TYPES) for each in slow)
-    lstm = range_of(results[DROP_IN] / results["onnxruntime"] for group, results in others.groups.items() if "LSTM" in group)
+    lstm = range_of(
+        results[DROP_IN] / results[ONNX_RUNTIMES_OPERATOR] for group, results in others.groups.items() if "LSTM" in group
+    )
     rows = [
         ["drop-in session, 16 and 32 bits", "2.0 ×", range_text(drop_in), "[weights rounded in each run](#drop-in-sessions)"],
         ["`InferenceSession`, block formats", "1.15 ×", range_text(blocks), "[transposing and rounding](#block-formats)"],
         [
-            f"`InferenceSession`, 16 and 32 bits: {', '.join(slow)}",
+            f"`InferenceSession`, 16 and 32 bits: {', '.join(map(label_of, slow))}",
             "1.0 ×",
             range_text(slow_models),
             "[fusions of the float model](#small-models-and-transformers)",
@@ -150,7 +159,7 @@ def targets_finding(kept: Kept) -> Iterator[str]:
     ]
     header = ["target", "measured", "why"]
     yield from table([RELATIVE_LATENCY, *header], rows)
-    bf16, mx9 = (f"{SESSION}, {model} model" for model in ("bf16", "MX9"))
+    bf16, mx9 = (f"{SESSION}/{model}_model" for model in ("bf16", "mx9"))
     later = start_up.groups[FILLED][bf16] / start_up.groups[FILLED][FLOAT]
     first, second = (f"{digits(start_up.groups[EMPTY][who])} s" for who in (bf16, mx9))
     rows = [
@@ -160,16 +169,16 @@ def targets_finding(kept: Kept) -> Iterator[str]:
     ]
     yield from table(["a process that makes a session (less is better)", *header], rows)
     (float8,) = (case.group for case in operators_per_tensor() if case.label == "quantize float8e4m3fn")
-    faster = operators.get(float8, "onnxruntime") / operators.get(float8, DROP_IN)
+    faster = operators.get(float8, ONNX_RUNTIMES_OPERATOR) / operators.get(float8, DROP_IN)
     row = ["quantize float8e4m3fn", "20 ×", f"{digits(faster)} ×", "[a division for each element](#float8)"]
     yield from table(["speed-up over ONNX Runtime's operator (more is better)", *header], [row])
-    yield from measured_line(kept["speed_beside_quark"], kept["speed_of_real_models"], others, start_up, operators)
+    yield from measured_line(kept["speed_beside_quark"], kept["speed_of_synthetic_models"], others, start_up, operators)
 
 
 def loading_finding(kept: Kept) -> Iterator[str]:
     """Yield how long optimized models load."""
-    groups = {name: each for name, each in kept["speed_of_real_models"].groups.items() if name.startswith("loading")}
-    ratios = [each[optimized(who)] / each[who] for each in groups.values() for who in each if optimized(who) in each]
+    loads = [seconds for name, seconds in kept["speed_of_synthetic_models"].groups.items() if name.endswith("/load")]
+    ratios = [each[f"{name}/{OPTIMIZED}"] / each[f"{name}/{DROP_IN}"] for each in loads for name in (*TYPES, *BLOCK_TYPES)]
     yield "A drop-in session of what `optimize` returned loads in"
     yield f"{range_text(range_of(ratios))} the time of one of the original model, with a filled cache"
     yield "([in ms](RESULTS.md#models-in-quarks-types))."
@@ -195,7 +204,7 @@ def front_times_finding(kept: Kept) -> Iterator[str]:
 
 def front_start_up_finding(kept: Kept) -> Iterator[str]:
     """Yield the times of processes that make a session."""
-    pairs = (SESSION, EMPTY), (SESSION, FILLED), (KEEPING, FILLED)
+    pairs = (SESSION, EMPTY), (SESSION, FILLED), (SESSION_WITH_CACHE, FILLED)
     first, later, kept_model = (_start_up_time(kept, *each) for each in pairs)
     start_up = kept["start_up"]
     theirs = digits(start_up.groups[FILLED][FLOAT])
@@ -207,14 +216,14 @@ def front_start_up_finding(kept: Kept) -> Iterator[str]:
 
 def kept_models_finding(kept: Kept) -> Iterator[str]:
     """Yield what a kept model saves."""
-    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, KEEPING, FILLED)},"
+    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, SESSION_WITH_CACHE, FILLED)},"
     yield f"and {_start_up_time(kept, SESSION, FILLED)} without `cache` ({kept['start_up'].machine})."
     yield ""
 
 
 def _start_up_time(kept: Kept, who: str, group: str) -> str:
     """Return the time of a process that makes a session of the classifier, in bfloat16 and in MX9."""
-    bfloat16, mx9 = (f"{digits(kept['start_up'].groups[group][f'{who}, {model} model'])} s" for model in ("bf16", "MX9"))
+    bfloat16, mx9 = (f"{digits(kept['start_up'].groups[group][f'{who}/{model}_model'])} s" for model in ("bf16", "mx9"))
     return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
 
 

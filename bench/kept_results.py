@@ -7,18 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from beside_quark import FLOAT, QUARK
-from measuring import DROP_IN
-from models_of_onnx import ONNX_RUNTIME
+from labels import COPY, DROP_IN, FLOAT, ONNX_RUNTIME, ONNX_RUNTIMES_OPERATOR, PROCESSOR_TIME, QUARK, group_of, label_of
 from pages import digits, machine_name
 
 KEPT = Path(__file__).parent / "results"
 
-COPY = "copy"
-PROCESSOR_TIME = ", processor time"
 THREADS = (1, 2)
 # What others are compared with, the first one that was measured.
-REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, COPY, f"{DROP_IN}, per tensor")
+REFERENCES = (FLOAT, ONNX_RUNTIMES_OPERATOR, ONNX_RUNTIME, QUARK, COPY, f"{DROP_IN}/per_tensor")
 SLOWER = 1.15
 # On an idle machine, a float model that takes longer than this on one thread is hardly ever slower on two.
 SECONDS_FOR_TWO_THREADS, SLOWER_ON_TWO_THREADS = 1e-3, 1.1
@@ -88,7 +84,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             of_file = seconds[Path(file).stem.removeprefix("test_")]
             # a turn counts as the median of its runs
             of_file[key] += info.get("seconds") or [benchmark["stats"]["median"]]
-            if processor_seconds := info.get("processor seconds"):
+            if processor_seconds := info.get("processor_seconds"):
                 of_file[f"{key[0]}{PROCESSOR_TIME}", key[1]].append(processor_seconds)
     for name, found in seconds.items():
         groups: dict[str, dict[str, float]] = {}
@@ -111,16 +107,16 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def slower_on_two_threads(results: Results) -> Iterator[str]:
     """Yield the float models that took clearly longer on two threads than on one, which shows that the machine was busy."""
     for group in results.groups:
-        model, mark, _ = group.partition(", threads: 1")
-        one, two = (results.get(f"{model}, threads: {threads}", FLOAT) for threads in THREADS)
+        model, mark, _ = group.partition("/threads=1")
+        one, two = (results.get(group_of(model, threads), FLOAT) for threads in THREADS)
         if mark and one and two and one > SECONDS_FOR_TWO_THREADS and two > SLOWER_ON_TWO_THREADS * one:
-            yield f"{model}: {digits(1e3 * one)} ms on one thread, {digits(1e3 * two)} ms on two"
+            yield f"{label_of(model)}: {digits(1e3 * one)} ms on one thread, {digits(1e3 * two)} ms on two"
 
 
 def faults(results: Results, before: Results | None) -> Iterator[str]:
     """Yield why results are not kept: a busy machine, or missing contenders of the results before."""
     yield from (f"the float model of {each}" for each in slower_on_two_threads(results))
-    yield from (f"no {each}" for each in (before.contenders if before else ()) if each not in results.contenders)
+    yield from (f"no {label_of(each)}" for each in (before.contenders if before else ()) if each not in results.contenders)
 
 
 def keep(path: Path) -> bool:

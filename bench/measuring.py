@@ -9,9 +9,6 @@ import onnx
 import onnxruntime
 import pytest
 
-# The two kinds of sessions, as tables and results name them. CONTRIBUTING.md says what a drop-in session is.
-DROP_IN, SESSION = "drop-in session", "InferenceSession"
-
 MODELS = Path(__file__).parent.parent / "tests" / "models"
 
 # A call that only computes; None if the contender is not available.

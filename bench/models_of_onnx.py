@@ -9,12 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime
 from architectures import architecture
+from labels import FLOAT, ONNX_RUNTIME, SESSION
 from measuring import MODELS as TESTED
-from measuring import SESSION, classifier_inputs, random_inputs
+from measuring import classifier_inputs, random_inputs
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 
-CONTENDERS = FLOAT, ONNX_RUNTIME, OURS, ALL_OURS = ("float", "ONNX Runtime", SESSION, 'qdq="float"')
-MODELS = ("classifier", "residual network", "text detector", "mobile network", "dense layers", "transformer")
+ALL_OURS = "session_in_float"
+CONTENDERS = (FLOAT, ONNX_RUNTIME, SESSION, ALL_OURS)
+MODELS = ("classifier", "residual_network", "text_detector", "mobile_network", "dense_layers", "transformer")
 
 # The types of activations and weights; the last have their lowest opset.
 TYPES = {
@@ -30,7 +32,7 @@ TYPES = {
 
 # onnxruntime.quantization fails with some models in float8.
 _WITHOUT_FLOAT8 = ("classifier", "transformer")
-NAMES = [f"{model}, {name}" for model in MODELS for name in TYPES if name != "float8" or model not in _WITHOUT_FLOAT8]
+NAMES = [f"{model}/{name}" for model in MODELS for name in TYPES if name != "float8" or model not in _WITHOUT_FLOAT8]
 
 
 class _Batch(CalibrationDataReader):
@@ -44,7 +46,7 @@ class _Batch(CalibrationDataReader):
 @lru_cache
 def quantized(name: str) -> onnx.ModelProto:
     """Return a model by its name in `NAMES`."""
-    model, _, types = name.partition(", ")
+    model, _, types = name.partition("/")
     activations, weights, opset = TYPES[types]
     before = onnx.ModelProto()
     before.CopyFrom(_without_batch_normalization(model))
@@ -71,7 +73,7 @@ def float_model(model: str) -> onnx.ModelProto:
 
 
 def inputs(name: str) -> dict[str, np.ndarray]:
-    model = name.partition(", ")[0]
+    model = name.partition("/")[0]
     return classifier_inputs() if model == "classifier" else random_inputs(float_model(model))
 
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 from architectures import RANGE, architecture
-from measuring import DROP_IN, SESSION, random_inputs
+from labels import DROP_IN, FLOAT, SESSION
+from measuring import random_inputs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -18,19 +19,19 @@ from other_quantizers import MCT, MODELS, NVIDIA, QONNX_DOMAINS, expectation, re
 from quark_numba import nvfp4_quantize, to_tensor_proto
 
 QONNX = QONNX_DOMAINS[0]
-FLOAT, VENDOR = "float", "quantizer's runtime"
+VENDOR = "quantizers_runtime"
 CONTENDERS = FLOAT, DROP_IN, SESSION, VENDOR
 FILES = {
-    "QONNX, CNN, 4 bits": "qonnx/cnn_w4a4",
-    "QONNX, CNN, 8 bits": "qonnx/cnn_w8a8",
-    "QONNX, rounding modes": "qonnx/modes",
-    "QONNX, transformer block": "qonnx/block_w4a8",
-    "QONNX, one bit": "qonnx/bipolar_mlp",
-    "QONNX, minifloats": "qonnx/float_e4m3",
-    "MCT, CNN": "mct/mct_cnn_imx500",
-    "MCT, MLP": "mct/mct_mlp_tflite",
-    "ModelOpt, MLP, float8": "nvidia/fp8_m",
-    "ModelOpt, MLP, NVFP4": "nvidia/nvfp4_m",
+    "qonnx/cnn/4_bits": "qonnx/cnn_w4a4",
+    "qonnx/cnn/8_bits": "qonnx/cnn_w8a8",
+    "qonnx/rounding_modes": "qonnx/modes",
+    "qonnx/transformer_block": "qonnx/block_w4a8",
+    "qonnx/one_bit": "qonnx/bipolar_mlp",
+    "qonnx/minifloats": "qonnx/float_e4m3",
+    "mct/cnn": "mct/mct_cnn_imx500",
+    "mct/mlp": "mct/mct_mlp_tflite",
+    "modelopt/mlp/float8": "nvidia/fp8_m",
+    "modelopt/mlp/nvfp4": "nvidia/nvfp4_m",
 }
 
 
@@ -76,13 +77,12 @@ def _nvfp4(insert: Callable[..., str], value: str, weight: np.ndarray | None) ->
 
 # The operators whose inputs are quantized, and how.
 LAYOUTS = {
-    "QONNX, residual network": ("residual network", ("Conv", "Add", "GlobalAveragePool"), _qonnx),
-    "MCT, residual network": ("residual network", ("Conv", "Add", "GlobalAveragePool"), _mct),
-    "ModelOpt, transformer, float8": ("transformer", ("MatMul",), _float8),
-    "ModelOpt, transformer, NVFP4": ("transformer", ("MatMul",), _nvfp4),
+    "qonnx/residual_network": ("residual_network", ("Conv", "Add", "GlobalAveragePool"), _qonnx),
+    "mct/residual_network": ("residual_network", ("Conv", "Add", "GlobalAveragePool"), _mct),
+    "modelopt/transformer/float8": ("transformer", ("MatMul",), _float8),
+    "modelopt/transformer/nvfp4": ("transformer", ("MatMul",), _nvfp4),
 }
 NAMES = (*FILES, *LAYOUTS)
-CONVOLUTIONAL = [name for name in NAMES if "CNN" in name or "residual network" in name]
 
 
 @lru_cache
@@ -194,9 +194,9 @@ def vendors_runtime(name: str) -> Callable[[], object] | None:
     """Return a run of a model in the quantizer's own runtime. None: it has none for a CPU, it is not installed, or sessions of
     the extensions backend have registered operators of the same names in this process."""
     try:
-        if name.startswith("QONNX"):
+        if name.startswith("qonnx"):
             return _in_qonnx(name)
-        if name.startswith("MCT"):
+        if name.startswith("mct"):
             return _in_mct_quantizers(name)
     except (ImportError, Fail):
         pass

@@ -5,18 +5,15 @@ from collections.abc import Iterable, Iterator
 
 import models_of_onnx
 from architectures import ARCHITECTURES, BLOCK_FORMATS
-from beside_quark import CLASSIFIER, FLOAT
+from beside_quark import CLASSIFIER
 from cases import PER_TENSOR, Case, cases
 from kept_results import THREADS, Kept, Results
-from measuring import DROP_IN, SESSION
-from models_of_onnx import ONNX_RUNTIME
+from labels import DROP_IN, FLOAT, ONNX_RUNTIME, OPTIMIZED, SESSION, group_of
 from pages import digits
 
 # What numbers are, in the header of the first column.
 RATE, RELATIVE_LATENCY = "billion elements a second (more is better)", "latency / float model (less is better)"
-FILLED, EMPTY = "start-up, cache filled", "start-up, cache empty"
 TYPES, BLOCK_TYPES = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
-BESIDE_QUARK = "beside Quark: "
 
 # The lowest and the highest of some numbers; None if there are none.
 Range = tuple[float, float] | None
@@ -34,11 +31,6 @@ def statistic(*results: Results) -> str:
     return " ".join([f"Each time is the best of {turns} turns; the slowest turn typically takes {spread} longer.", *notes])
 
 
-def optimized(name: str) -> str:
-    """Return the name of a contender with the optimized model."""
-    return f"{name}, optimized"
-
-
 def operators_per_tensor() -> list[Case]:
     """Return the cases of tables and charts of operators."""
     return [case for case in cases() if case.granularity == PER_TENSOR and case.size == 1 << 20 and case.threads == 2]
@@ -46,7 +38,7 @@ def operators_per_tensor() -> list[Case]:
 
 def classifier_group(name: str) -> str:
     """Return the group of the classifier in a type, on one thread."""
-    return f"{BESIDE_QUARK}{CLASSIFIER}_{name}, threads: 1"
+    return group_of(f"{CLASSIFIER}_{name}", 1)
 
 
 def in_ms(seconds: float | None) -> str:
@@ -74,9 +66,9 @@ def range_text(found: Range, unit: str = " ×") -> str:
 
 
 def range_of_ratios(results: Results, pairs: Iterable[tuple[str, str]]) -> Range:
-    """Return the range of the multiples of the float model's time, on one thread and on two, of pairs of a group and a
+    """Return the range of the multiples of the float model's time, on one thread and on two, of pairs of a model and a
     contender."""
-    found = (ratio(results, f"{group}, threads: {threads}", who) for group, who in pairs for threads in THREADS)
+    found = (ratio(results, group_of(model, threads), who) for model, who in pairs for threads in THREADS)
     return range_of(each for each in found if each)
 
 
@@ -84,17 +76,17 @@ def range_in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, is_dr
     """Return the range of a model in these types. The classifier is measured beside Quark's library."""
     if model == "classifier":
         who = DROP_IN if is_drop_in else SESSION
-        return range_of_ratios(kept["speed_beside_quark"], [(f"{BESIDE_QUARK}{CLASSIFIER}_{each}", who) for each in types])
-    pairs = [(model, each if is_drop_in else optimized(each)) for each in types]
-    return range_of_ratios(kept["speed_of_real_models"], pairs)
+        return range_of_ratios(kept["speed_beside_quark"], [(f"{CLASSIFIER}_{each}", who) for each in types])
+    way = DROP_IN if is_drop_in else OPTIMIZED
+    return range_of_ratios(kept["speed_of_synthetic_models"], [(model, f"{each}/{way}") for each in types])
 
 
 def ranges_of_models(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
     """Yield each model and its ranges, as `RANGES` names them."""
-    types = dict.fromkeys(name.partition(", ")[2] for name in models_of_onnx.NAMES if not name.endswith("float8"))
+    types = [name for name in models_of_onnx.TYPES if name != "float8"]
     of_onnx = kept["speed_of_onnx_models"]
-    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in models_of_onnx.NAMES)]):
+    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *models_of_onnx.MODELS]):
         ranges = [range_in_quarks_types(kept, model, each) for each in (TYPES, BLOCK_TYPES)]
-        for who in (models_of_onnx.OURS, ONNX_RUNTIME):
-            ranges.append(range_of_ratios(of_onnx, [(f"{model}, {each}", who) for each in types]))
+        for who in (SESSION, ONNX_RUNTIME):
+            ranges.append(range_of_ratios(of_onnx, [(f"{model}/{each}", who) for each in types]))
         yield model, ranges

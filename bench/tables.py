@@ -10,24 +10,35 @@ from statistics import median_low
 import beside_quark
 import models_of_onnx
 from architectures import ARCHITECTURES
-from beside_quark import CLASSIFIER, FINE_TUNED, FLOAT, QUARK, STEPS
+from beside_quark import CLASSIFIER, FINE_TUNED, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, cases
-from kept_results import COPY, PROCESSOR_TIME, THREADS, Kept, Results, runs_of
-from measuring import DROP_IN, SESSION
-from models_of_onnx import ALL_OURS, ONNX_RUNTIME
+from kept_results import THREADS, Kept, Results, runs_of
+from labels import (
+    COPY,
+    DIRECT_CALL,
+    DROP_IN,
+    EMPTY,
+    FILLED,
+    FLOAT,
+    ONNX_RUNTIME,
+    ONNX_RUNTIMES_OPERATOR,
+    OPTIMIZED,
+    PROCESSOR_TIME,
+    QUARK,
+    SESSION,
+    group_of,
+    label_of,
+)
+from models_of_onnx import ALL_OURS
 from models_of_quantizers import NAMES, VENDOR
 from pages import digits, table
 from quantities import (
-    BESIDE_QUARK,
     BLOCK_TYPES,
-    EMPTY,
-    FILLED,
     RATE,
     RELATIVE_LATENCY,
     TYPES,
     in_ms,
     operators_per_tensor,
-    optimized,
     ratio,
     statistic,
 )
@@ -60,7 +71,7 @@ def operators_table(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, name) for name in names]
         if any(seconds):
             rows.append([case.label, *(digits(case.size / s / 1e9) if s else "" for s in seconds)])
-    yield from table([RATE, *names], rows)
+    yield from table([RATE, *map(label_of, names)], rows)
 
 
 def granularities_table(results: Results) -> Iterator[str]:
@@ -68,7 +79,7 @@ def granularities_table(results: Results) -> Iterator[str]:
     labels = list(dict.fromkeys(case.label for case in chosen))
     rows = []
     for granularity in GRANULARITIES:
-        row = [granularity]
+        row = [label_of(granularity)]
         for label in labels:
             match = [case for case in chosen if (case.label, case.granularity) == (label, granularity)]
             seconds = results.get(match[0].group, DROP_IN) if match else None
@@ -79,21 +90,22 @@ def granularities_table(results: Results) -> Iterator[str]:
 
 def block_formats_table(results: Results) -> Iterator[str]:
     rows = []
+    contenders = (DROP_IN, DIRECT_CALL, COPY)
     for case in BLOCK_CASES:
-        seconds = [results.get(case.group, who) for who in (DROP_IN, "direct call", COPY)]
+        seconds = [results.get(case.group, who) for who in contenders]
         if all(seconds):
-            rows.append([case.group, *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
-    yield from table([RATE, DROP_IN, "direct call", COPY], rows)
+            rows.append([label_of(case.group), *(digits(prod(case.shape) / s / 1e9) for s in seconds if s)])
+    yield from table([RATE, *map(label_of, contenders)], rows)
 
 
 def normalization_and_lstm_table(results: Results) -> Iterator[str]:
     rows = []
-    contenders = ("onnxruntime", DROP_IN, QUARK)
+    contenders = (ONNX_RUNTIMES_OPERATOR, DROP_IN, QUARK)
     for case in OTHER_CASES:
         seconds = [results.get(case.group, who) for who in contenders]
         if any(seconds):
-            rows.append([case.group, *map(in_ms, seconds)])
-    yield from table(["ms (less is better)", *contenders], rows)
+            rows.append([label_of(case.group), *map(in_ms, seconds)])
+    yield from table(["ms (less is better)", *map(label_of, contenders)], rows)
 
 
 def start_up_table(results: Results) -> Iterator[str]:
@@ -101,35 +113,42 @@ def start_up_table(results: Results) -> Iterator[str]:
     groups = EMPTY, f"{EMPTY}{PROCESSOR_TIME}", FILLED
     rows = []
     for who, later in results.groups[FILLED].items():
-        rows.append([who, *(f"{digits(results.groups[group][who])} s" for group in groups), f"{digits(later / theirs)} ×"])
-    header = ["process (less is better)", "cache empty", "its processor time", "cache filled", f"cache filled / {FLOAT} model"]
+        times = [f"{digits(results.groups[group][who])} s" for group in groups]
+        rows.append([label_of(who), *times, f"{digits(later / theirs)} ×"])
+    header = [
+        "process (less is better)",
+        "cache empty",
+        "processor time, cache empty",
+        "cache filled",
+        f"cache filled / {FLOAT} model",
+    ]
     yield from table(header, rows)
 
 
 def quarks_models_tables(results: Results) -> Iterator[str]:
     floats, rows = [], []
     for model in ARCHITECTURES:
-        references = [results.get(f"{model}, threads: {threads}", FLOAT) for threads in THREADS]
-        load = f"loading {model}"
+        references = [results.get(group_of(model, threads), FLOAT) for threads in THREADS]
+        load = f"{model}/load"
         if all(references):
-            floats.append([model, *map(in_ms, references), in_ms(results.get(load, FLOAT))])
+            floats.append([label_of(model), *map(in_ms, references), in_ms(results.get(load, FLOAT))])
         for name in (*TYPES, *BLOCK_TYPES):
             row = []
-            for each in (name, optimized(name)):
-                row += [_ratio_text(results, f"{model}, threads: {threads}", each) for threads in THREADS]
-                row.append(in_ms(results.get(load, each)))
+            for who in (f"{name}/{DROP_IN}", f"{name}/{OPTIMIZED}"):
+                row += [_ratio_text(results, group_of(model, threads), who) for threads in THREADS]
+                row.append(in_ms(results.get(load, who)))
             if any(row):
-                rows.append([f"{model}, {name}", *row])
+                rows.append([label_of(f"{model}/{name}"), *row])
     yield from table(["float model, ms (less is better)", *(f"threads: {each}" for each in THREADS), "load"], floats)
-    loads = "load, ms", "load of the optimized model, ms"
-    yield from table([RELATIVE_LATENCY, *_columns(DROP_IN), loads[0], *_columns(SESSION), loads[1]], rows)
+    drop_in, ours = (_columns(label_of(who)) for who in (DROP_IN, SESSION))
+    yield from table([RELATIVE_LATENCY, *drop_in, "load, ms", *ours, "load of the optimized model, ms"], rows)
 
 
 def beside_quark_tables(results: Results) -> Iterator[str]:
     ratios, times = [], []
-    usual = _usual_float_times(results, beside_quark.NAMES, BESIDE_QUARK)
+    usual = _usual_float_times(results, beside_quark.NAMES)
     for name, threads in product(beside_quark.NAMES, THREADS):
-        group = f"{BESIDE_QUARK}{name}, threads: {threads}"
+        group = group_of(name, threads)
         seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS[1:]], results.get(group, FLOAT)
         if seconds[0] and seconds[-1]:
             label, faster = f"{name}, threads: {threads}", digits(seconds[0] / seconds[-1])
@@ -138,14 +157,14 @@ def beside_quark_tables(results: Results) -> Iterator[str]:
                 ratios.append([label, shown, *(digits(each / reference) for each in seconds), faster])
             else:
                 times.append([label, *map(in_ms, seconds), faster])
-    quark, *_, ours = contenders = beside_quark.CONTENDERS[1:]
+    quark, *_, ours = contenders = [*map(label_of, beside_quark.CONTENDERS[1:])]
     yield from _with_notes(
         table([RELATIVE_LATENCY, "float model, ms", *contenders, f"speed-up of {ours} over {quark}"], ratios)
     )
     yield from table(["ms (less is better)", *contenders, "speed-up (more is better)"], times)
     rows = []
     for name in FINE_TUNED:
-        old, new = (results.get(f"{BESIDE_QUARK}{name}", each) for each in contenders[:2])
+        old, new = (results.get(name, each) for each in (QUARK, DROP_IN))
         if old and new:
             rows.append([f"{name}, {STEPS} steps a layer", f"{digits(old)} s", f"{digits(new)} s", digits(new / old)])
     if rows:
@@ -155,16 +174,22 @@ def beside_quark_tables(results: Results) -> Iterator[str]:
 def other_quantizers_table(results: Results) -> Iterator[str]:
     rows = []
     for name, reference, floats, ratios in _against_float(results, NAMES, DROP_IN, SESSION):
-        vendor = results.get(f"{name}, threads: 1", VENDOR)
-        rows.append([name, *floats, digits(vendor / reference) if vendor else "", *ratios])
-    header = [RELATIVE_LATENCY, *_columns("float model, ms"), f"{VENDOR}, threads: 1", *_columns(DROP_IN, SESSION)]
+        vendor = results.get(group_of(name, 1), VENDOR)
+        rows.append([label_of(name), *floats, digits(vendor / reference) if vendor else "", *ratios])
+    header = [
+        RELATIVE_LATENCY,
+        *_columns("float model, ms"),
+        label_of(group_of(VENDOR, 1)),
+        *_columns(*map(label_of, (DROP_IN, SESSION))),
+    ]
     yield from _with_notes(table(header, rows))
 
 
 def onnx_models_table(results: Results) -> Iterator[str]:
-    found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, models_of_onnx.OURS, ALL_OURS)
-    rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
-    header = [RELATIVE_LATENCY, *_columns("float model, ms", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")]
+    found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, SESSION, ALL_OURS)
+    rows = [[label_of(name), *floats, *ratios] for name, _, floats, ratios in found]
+    ours = (f"`{label_of(who)}`" for who in (SESSION, ALL_OURS))
+    header = [RELATIVE_LATENCY, *_columns("float model, ms", label_of(ONNX_RUNTIME), *ours)]
     yield from _with_notes(table(header, rows))
 
 
@@ -175,7 +200,7 @@ TABLES = (
     ("block formats", "speed_of_block_formats", block_formats_table),
     ("normalization and LSTM layers", "speed_of_other_operators", normalization_and_lstm_table),
     ("start-up", "start_up", start_up_table),
-    ("Quark's models", "speed_of_real_models", quarks_models_tables),
+    ("Quark's models", "speed_of_synthetic_models", quarks_models_tables),
     ("Quark's library", "speed_beside_quark", beside_quark_tables),
     ("other quantizers", "speed_of_other_quantizers", other_quantizers_table),
     ("ONNX's own operators", "speed_of_onnx_models", onnx_models_table),
@@ -187,8 +212,8 @@ def _ratio_text(results: Results, group: str, who: str) -> str:
     return digits(found) if found else ""
 
 
-def _columns(*contenders: str) -> list[str]:
-    return [f"{what}, threads: {threads}" for what in contenders for threads in THREADS]
+def _columns(*texts: str) -> list[str]:
+    return [f"{text}, threads: {threads}" for text in texts for threads in THREADS]
 
 
 def _against_float(
@@ -198,7 +223,7 @@ def _against_float(
     model and of the contenders."""
     usual = _usual_float_times(results, names)
     for name in names:
-        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        groups = [group_of(name, threads) for threads in THREADS]
         references = [results.get(group, FLOAT) for group in groups]
         if all(references):
             pairs = list(zip(groups, references, strict=True))
@@ -214,15 +239,15 @@ def _against_float(
 
 def _model_of(name: str) -> str:
     """Return the float model that the rows of some names share. Beside Quark's library it is the classifier."""
-    parts = name.split(", ")
-    return ", ".join(parts[:2]) if name in NAMES else parts[0] if len(parts) > 1 else CLASSIFIER
+    parts = name.split("/")
+    return "/".join(parts[:2]) if name in NAMES else parts[0] if len(parts) > 1 else CLASSIFIER
 
 
-def _usual_float_times(results: Results, names: Iterable[str], prefix: str = "") -> dict[tuple[str, int], float]:
+def _usual_float_times(results: Results, names: Iterable[str]) -> dict[tuple[str, int], float]:
     """Return the median of the seconds of each float model over its rows, on one thread and on two."""
     seconds = defaultdict(list)
     for name, threads in product(names, THREADS):
-        if found := results.get(f"{prefix}{name}, threads: {threads}", FLOAT):
+        if found := results.get(group_of(name, threads), FLOAT):
             seconds[_model_of(name), threads].append(found)
     return {model: median_low(each) for model, each in seconds.items()}
 

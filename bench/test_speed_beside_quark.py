@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, QUARK, STEPS
+from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, NAMES, STEPS
 from cases import TURNS
-from measuring import DROP_IN, MODELS, SESSION, Run, classifier_inputs, measure, session_options
+from labels import DROP_IN, FLOAT, QUARK, SESSION, group_of
+from measuring import MODELS, Run, classifier_inputs, measure, session_options
 
 import quark_numba
 
@@ -57,7 +58,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.2, min_rounds=3, warmup=True, warmup_iterations=1)
 def test_model(benchmark, name, threads, turn, contender):
-    measure(benchmark, f"beside Quark: {name}, threads: {threads}", contender, partial(_run, name, contender, threads))
+    measure(benchmark, group_of(name, threads), contender, partial(_run, name, contender, threads))
 
 
 @pytest.mark.quick
@@ -65,7 +66,7 @@ def test_model(benchmark, name, threads, turn, contender):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.02, min_rounds=2)
 def test_model_briefly(benchmark, name, contender):
-    measure(benchmark, f"beside Quark: {name}, threads: 2", contender, partial(_run, name, contender, 2))
+    measure(benchmark, group_of(name, 2), contender, partial(_run, name, contender, 2))
 
 
 @pytest.mark.skipif(not HAS_QUARK, reason="amd-quark and torch are not installed")
@@ -78,7 +79,7 @@ def test_fine_tuning(benchmark, tmp_path, configuration, turn, contender):
     words = ["-m", "quark_numba.for_quark"] if contender == DROP_IN else []
     command = [sys.executable, *words, str(Path(__file__).with_name("fine_tune.py")), configuration, str(STEPS)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    benchmark.group = f"beside Quark: {configuration}"
+    benchmark.group = configuration
     benchmark.extra_info |= {"contender": contender}
     done = benchmark.pedantic(
         lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True), rounds=1

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cases import BLOCK_CASES, TURNS, BlockCase
 from contenders import bound_session, copy_call
-from measuring import DROP_IN, measure
+from labels import COPY, DIRECT_CALL, DROP_IN
+from measuring import measure
 from onnx import helper
 from onnx_models import model
 
@@ -39,7 +40,7 @@ def _copy(case: BlockCase) -> Callable[[], object]:
     return copy_call(_x(case.shape).nbytes, 2)
 
 
-CONTENDERS = {DROP_IN: _native, "direct call": _direct, "copy": _copy}
+CONTENDERS = {DROP_IN: _native, DIRECT_CALL: _direct, COPY: _copy}
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)

@@ -8,7 +8,8 @@ import onnxruntime
 import pytest
 from cases import OTHER_CASES, TURNS, OtherCase
 from contenders import PEER_LIBRARY, bound_session
-from measuring import DROP_IN, measure
+from labels import DROP_IN, ONNX_RUNTIMES_OPERATOR, QUARK
+from measuring import measure
 from onnx import helper, numpy_helper
 from onnx_models import model
 
@@ -48,13 +49,11 @@ def _session(case: OtherCase, is_float: bool, register: Callable[[onnxruntime.Se
 
 
 CONTENDERS = {
-    "onnxruntime": lambda case: _session(case, True, lambda options: None),
+    ONNX_RUNTIMES_OPERATOR: lambda case: _session(case, True, lambda options: None),
     DROP_IN: lambda case: _session(case, False, quark_numba.register),
 }
 if PEER_LIBRARY:
-    CONTENDERS["Quark's library"] = lambda case: _session(
-        case, False, lambda options: options.register_custom_ops_library(PEER_LIBRARY)
-    )
+    CONTENDERS[QUARK] = lambda case: _session(case, False, lambda options: options.register_custom_ops_library(PEER_LIBRARY))
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)

@@ -7,8 +7,9 @@ import models_of_quantizers
 import onnxruntime
 import pytest
 from cases import TURNS
-from measuring import DROP_IN, SESSION, Run, measure, session_options
-from models_of_quantizers import FLOAT, NAMES, VENDOR, inputs, quantized
+from labels import DROP_IN, FLOAT, SESSION, group_of
+from measuring import Run, measure, session_options
+from models_of_quantizers import NAMES, VENDOR, inputs, quantized
 
 from quark_numba import InferenceSession, register
 
@@ -21,7 +22,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
         session = InferenceSession(quantized(name), options, keep_initializers_as_inputs=False)
     else:
         if contender == DROP_IN:
-            register(options, qdq="float" if "NVFP4" in name else "auto")  # ONNX Runtime lacks DequantizeLinear of float4
+            register(options, qdq="float" if "nvfp4" in name else "auto")  # ONNX Runtime lacks DequantizeLinear of float4
         source = models_of_quantizers.float_model(name) if contender == FLOAT else quantized(name)
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     return partial(session.run, None, inputs(name))
@@ -33,13 +34,13 @@ def _run(name: str, contender: str, threads: int) -> Run:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.2, min_rounds=20, warmup=True, warmup_iterations=5)
 def test_model(benchmark, contender, threads, turn, name):
-    measure(benchmark, f"{name}, threads: {threads}", contender, partial(_run, name, contender, threads))
+    measure(benchmark, group_of(name, threads), contender, partial(_run, name, contender, threads))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.2, min_rounds=5)  # up to a second each
 def test_quantizers_runtime(benchmark, name):
-    measure(benchmark, f"{name}, threads: 1", VENDOR, partial(_run, name, VENDOR, 1))
+    measure(benchmark, group_of(name, 1), VENDOR, partial(_run, name, VENDOR, 1))
 
 
 @pytest.mark.quick
@@ -47,4 +48,4 @@ def test_quantizers_runtime(benchmark, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.02, min_rounds=2)
 def test_model_briefly(benchmark, contender, name):
-    measure(benchmark, f"{name}, threads: 2", contender, partial(_run, name, contender, 2))
+    measure(benchmark, group_of(name, 2), contender, partial(_run, name, contender, 2))

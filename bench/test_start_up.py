@@ -7,36 +7,36 @@ import sys
 from statistics import median
 
 import pytest
-from beside_quark import FLOAT
 from cases import TURNS
+from labels import DROP_IN, EMPTY, FILLED, FLOAT, SESSION, SESSION_WITH_CACHE
 from measuring import MODELS
 
 BF16, MX9, MODEL = (str(MODELS / f"textline_cls_{name}.onnx") for name in ("bf16", "mx9", "float"))
 CALL = "import numpy, quark_numba; quark_numba.quantize(numpy.ones({}, 'f'), 0.5)"
-DROP_IN = f"""
+REGISTER = f"""
 import onnxruntime, quark_numba
 options = onnxruntime.SessionOptions()
 quark_numba.register(options)
 onnxruntime.InferenceSession({BF16!r}, options)
 """
-OPTIMIZED = "import quark_numba; quark_numba.InferenceSession({!r})"
-KEPT = "import quark_numba; quark_numba.InferenceSession({!r}, cache=True)"
+CREATE = "import quark_numba; quark_numba.InferenceSession({!r})"
+CREATE_WITH_CACHE = "import quark_numba; quark_numba.InferenceSession({!r}, cache=True)"
 
 # What Python is to run.
 PROCESSES = {
     FLOAT: ["-c", f"import onnxruntime; onnxruntime.InferenceSession({MODEL!r})"],
     "import": ["-c", "import quark_numba"],
-    "quark-numba info": ["-m", "quark_numba", "info"],
-    "first call": ["-c", CALL.format(9)],
-    "first call, 1 M elements": ["-c", CALL.format(1 << 20)],
-    "drop-in session, bf16 model": ["-c", DROP_IN],
-    "InferenceSession, bf16 model": ["-c", OPTIMIZED.format(BF16)],
-    "InferenceSession, MX9 model": ["-c", OPTIMIZED.format(MX9)],
-    "InferenceSession with cache=True, bf16 model": ["-c", KEPT.format(BF16)],
-    "InferenceSession with cache=True, MX9 model": ["-c", KEPT.format(MX9)],
+    "quark_numba_info": ["-m", "quark_numba", "info"],
+    "first_call": ["-c", CALL.format(9)],
+    "first_call/a_million_elements": ["-c", CALL.format(1 << 20)],
+    f"{DROP_IN}/bf16_model": ["-c", REGISTER],
+    f"{SESSION}/bf16_model": ["-c", CREATE.format(BF16)],
+    f"{SESSION}/mx9_model": ["-c", CREATE.format(MX9)],
+    f"{SESSION_WITH_CACHE}/bf16_model": ["-c", CREATE_WITH_CACHE.format(BF16)],
+    f"{SESSION_WITH_CACHE}/mx9_model": ["-c", CREATE_WITH_CACHE.format(MX9)],
 }
 # How many processes a turn starts.
-PROCESSES_PER_TURN = {"empty": 1, "filled": 3}
+PROCESSES_PER_TURN = {EMPTY: 1, FILLED: 3}
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_start_up(benchmark, tmp_path, filled, cache, turn, name):
 
     def process() -> None:
         before = processor_time()
-        run(name, tmp_path if cache == "empty" else filled)
+        run(name, tmp_path if cache == EMPTY else filled)
         processor_times.append(processor_time() - before)
 
-    benchmark.group = f"start-up, cache {cache}"
+    benchmark.group = cache
     benchmark.pedantic(process, rounds=PROCESSES_PER_TURN[cache])
-    benchmark.extra_info |= {"contender": name, "processor seconds": median(processor_times)}
+    benchmark.extra_info |= {"contender": name, "processor_seconds": median(processor_times)}

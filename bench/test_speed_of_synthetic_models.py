@@ -1,27 +1,28 @@
-"""Latency and loading of the models of `architectures` in Quark's types, in drop-in sessions and optimized, in turns with the
-float model. `test_speed_beside_quark.py` measures the classifier that Quark quantized."""
+"""Latency and loading of the synthetic models of `architectures` in Quark's types, in drop-in sessions and optimized, in turns
+with the float model. `test_speed_beside_quark.py` measures the classifier that Quark quantized."""
 
 from functools import lru_cache, partial
 
 import pytest
 from architectures import ARCHITECTURES, BLOCK_FORMATS, architecture, quantized
 from cases import TURNS
+from labels import DROP_IN, FLOAT, OPTIMIZED, group_of
 from measuring import Run, measure, random_inputs, session_options
 
 from quark_numba import InferenceSession, optimize
 from quark_numba.running.sessions import create_session
 
 TYPES = {"bf16": "bfloat16", "fp16": "float16", "i32": "int32", "u32": "uint32", **{name: name for name in BLOCK_FORMATS}}
-OPTIMIZED = ", optimized"
-VARIANTS = ("float", *(f"{name}{suffix}" for name in TYPES for suffix in ("", OPTIMIZED)))
+VARIANTS = (FLOAT, *(f"{name}/{way}" for name in TYPES for way in (DROP_IN, OPTIMIZED)))
 
 
 @lru_cache
 def _content(model: str, variant: str) -> bytes:
-    if variant == "float":
+    if variant == FLOAT:
         return architecture(model).SerializeToString()
-    made = quantized(architecture(model), TYPES[variant.removesuffix(OPTIMIZED)])
-    return (optimize(made) if OPTIMIZED in variant else made).SerializeToString()
+    name, _, way = variant.partition("/")
+    made = quantized(architecture(model), TYPES[name])
+    return (optimize(made) if way == OPTIMIZED else made).SerializeToString()
 
 
 def _load(model: str, variant: str, threads: int = 2):
@@ -30,7 +31,7 @@ def _load(model: str, variant: str, threads: int = 2):
 
 def _run(model: str, variant: str, threads: int) -> Run:
     """Return a run in a session as users create it: optimized models are in the blocked layout, too."""
-    if OPTIMIZED in variant:
+    if variant.endswith(f"/{OPTIMIZED}"):
         options = session_options(threads, "session.disable_quant_qdq")  # as `create_session` does
         session = InferenceSession(_content(model, variant), options)
     else:
@@ -44,8 +45,8 @@ def _run(model: str, variant: str, threads: int) -> Run:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("model", ARCHITECTURES)
 @pytest.mark.benchmark(max_time=0.1, min_rounds=10, warmup=True, warmup_iterations=3)
-def test_real_model(benchmark, model, threads, turn, variant):
-    measure(benchmark, f"{model}, threads: {threads}", variant, partial(_run, model, variant, threads))
+def test_model(benchmark, model, threads, turn, variant):
+    measure(benchmark, group_of(model, threads), variant, partial(_run, model, variant, threads))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -53,4 +54,4 @@ def test_real_model(benchmark, model, threads, turn, variant):
 @pytest.mark.parametrize("model", ARCHITECTURES)
 @pytest.mark.benchmark(max_time=0.3, min_rounds=3, warmup=True, warmup_iterations=1)
 def test_load(benchmark, turn, model, variant):
-    measure(benchmark, f"loading {model}", variant, lambda: partial(_load, model, variant))
+    measure(benchmark, f"{model}/load", variant, lambda: partial(_load, model, variant))
