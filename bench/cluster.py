@@ -54,7 +54,8 @@ def run(folder: Path, workers: int | None) -> dict[str, float]:
     }
 
 
-def measured() -> dict[int | None, dict[str, float]]:
+def measure() -> dict[int | None, dict[str, float]]:
+    """Return the medians of what `run` returns, by the number of workers; None for this process alone."""
     with np.load(MODELS / "textline_cls_expected.npz") as arrays:
         x = arrays["x"]
     folder = Path(tempfile.mkdtemp())
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the tables into RESULTS.md")
     options = parser.parse_args()
-    lines = [*tables(measured())]
+    lines = [*tables(measure())]
     print("\n".join(lines))
     if options.write:
         write_part("worker processes", lines, "cluster")

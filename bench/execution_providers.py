@@ -19,16 +19,17 @@ import numpy as np
 import onnx
 import onnxruntime
 from architectures import ARCHITECTURES, architecture, quantized
-from measuring import DROP_IN, MODELS, SESSION, session_options
+from labels import DROP_IN, FLOAT, SESSION, label_of
+from measuring import MODELS, session_options
 from pages import digits, table, this_machine, write_part
 
 import quark_numba
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-CLASSIFIER = "text-line classifier"
+CLASSIFIER = "text-line_classifier"
 VARIANTS = ("bf16", "fp16", "u32", "i32", "a8w8", "bfp16", "mx9", "mxfp8")
 VARIANTS_OF_ARCHITECTURES = ("bfloat16", "float16", "int16", "bfp16", "mx9", "mxfp8")
-IN_STANDARD = "standard operators"
+IN_STANDARD = "standard_operators"
 
 # So many runs of each session, in turns.
 ROUNDS = 30
@@ -43,35 +44,35 @@ Session = onnxruntime.InferenceSession
 
 
 def models(name: str, batch: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Yield the float model, named "float", and its quantized variants."""
+    """Yield the float model and its quantized variants, with their names."""
     if name == CLASSIFIER:
-        for variant in ("float", *VARIANTS):
+        for variant in (FLOAT, *VARIANTS):
             yield variant, onnx.load(MODELS / f"textline_cls_{variant}.onnx")
         return
     model = onnx.ModelProto()
     model.CopyFrom(architecture(name))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
-    yield "float", model
+    yield FLOAT, model
     for variant in VARIANTS_OF_ARCHITECTURES:
         yield variant, quantized(model, variant)
 
 
 def sessions(name: str, batch: int, provider: str, threads: int) -> dict[str, Session]:
-    """Return the sessions of a model, by the variant and the way it runs."""
+    """Return the sessions of a model by key: the variant and the way it runs."""
     providers = [(provider, PROVIDER_OPTIONS.get(provider, {}))]
     made = {}
     for variant, model in models(name, batch):
         content = model.SerializeToString()
-        if variant == "float":
+        if variant == FLOAT:
             made[variant] = Session(content, session_options(threads), providers)
             continue
         standard = quark_numba.optimize(model, operators="standard").SerializeToString()
-        made[f"{variant}, {IN_STANDARD}"] = Session(standard, session_options(threads), providers)
+        made[f"{variant}/{IN_STANDARD}"] = Session(standard, session_options(threads), providers)
         if provider in (CPU, CUDA):
             options = session_options(threads, "session.disable_quant_qdq")  # as `create_session` does
             quark_numba.register(options)
-            made[f"{variant}, {DROP_IN}"] = Session(content, options, providers)
-        made[f"{variant}, {SESSION}"] = quark_numba.InferenceSession(content, session_options(threads), providers)
+            made[f"{variant}/{DROP_IN}"] = Session(content, options, providers)
+        made[f"{variant}/{SESSION}"] = quark_numba.InferenceSession(content, session_options(threads), providers)
     return made
 
 
@@ -89,7 +90,7 @@ def run_of(session: Session, feed: dict[str, np.ndarray], provider: str) -> Call
 
 def milliseconds(made: dict[str, Session], provider: str, batch: int) -> dict[str, float]:
     """Return the median time of a run of each session. The sessions take turns."""
-    (x,) = made["float"].get_inputs()
+    (x,) = made[FLOAT].get_inputs()
     shape = [batch, *(size if isinstance(size, int) else {2: 48, 3: 192}[d] for d, size in enumerate(x.shape[1:], 1))]
     feed = {x.name: np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)}
     runs = {name: run_of(session, feed, provider) for name, session in made.items()}
@@ -114,9 +115,10 @@ def device(provider: str) -> str:
 
 
 def rows_of(name: str, batch: int, times: dict[str, float], ways: list[str]) -> Iterator[list[str]]:
-    for variant in dict.fromkeys(key.partition(", ")[0] for key in times if key != "float"):
-        ratios = [times[f"{variant}, {way}"] / times["float"] for way in ways]
-        yield [name, str(batch), variant, f"{digits(times['float'])} ms", *map(digits, ratios)]
+    """Yield the rows of a model in the table. `times` are in ms, by the keys of sessions."""
+    for variant in dict.fromkeys(key.partition("/")[0] for key in times if key != FLOAT):
+        ratios = [times[f"{variant}/{way}"] / times[FLOAT] for way in ways]
+        yield [label_of(name), str(batch), variant, f"{digits(times[FLOAT])} ms", *map(digits, ratios)]
 
 
 def main() -> None:
@@ -139,7 +141,7 @@ def main() -> None:
         f"onnxruntime {onnxruntime.__version__}, {date.today()}.",
         f"Multiples of the float model's latency on the same provider (less is better): medians of {ROUNDS} runs, in turns.",
         "",
-        *table(["model", "batch", "variant", "float model", *ways], rows),
+        *table(["model", "batch", "variant", "float model", *map(label_of, ways)], rows),
     ]
     print("\n".join(lines))
     if given.write:

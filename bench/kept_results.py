@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from labels import COPY, DROP_IN, FLOAT, ONNX_RUNTIME, ONNX_RUNTIMES_OPERATOR, PROCESSOR_TIME, QUARK, group_of, label_of
-from pages import digits, machine_name
+from pages import digits, in_brackets, machine_name
 
 KEPT = Path(__file__).parent / "results"
 
@@ -26,6 +26,7 @@ class Results:
     def __init__(self, content: dict[str, Any]) -> None:
         self.date: str = content["date"]
         self.machine: str = content["machine"]
+        self.instruction_sets: list[str] = content.get("instruction_sets", [])  # older results do not have them
         self.versions: dict[str, str] = content["versions"]
         self.groups: dict[str, dict[str, float]] = content["seconds"]
         self.turns: list[int] = content["turns"]
@@ -34,8 +35,8 @@ class Results:
 
     @property
     def run(self) -> tuple[str, str, str]:
-        """The day, the machine and the versions of the run."""
-        return self.date, self.machine, ", ".join(map(" ".join, self.versions.items()))
+        """The day, the machine with its instruction sets, and the versions of the run."""
+        return self.date, f"{self.machine}{in_brackets(self.instruction_sets)}", ", ".join(map(" ".join, self.versions.items()))
 
     @property
     def contenders(self) -> list[str]:
@@ -95,6 +96,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             {
                 "date": content["datetime"][:10],
                 "machine": machine_name(machine["cpu"]["brand_raw"], machine["cpu"]["count"]),
+                "instruction_sets": machine["instruction_sets"],
                 "versions": machine["quark_numba"],
                 "turns": sorted({len(values) for values in found.values()}),
                 # how much longer the slowest turn took than the best, the median of all times

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -233,33 +233,41 @@ def _evaluate(path: Path, threads: int) -> None:
     quark_numba.evaluate(path, [{"tokens": TOKENS}], execution=quark_numba.Execution(threads=threads))
 
 
-# What is measured: a label, the function and the file that it is given.
+class Case(NamedTuple):
+    """What is measured: its label in tables, the function that is called with a path and a number of threads and may return a
+    session, and the end of the path, after the format's name."""
+
+    label: str
+    function: Callable[[Path, int], Any]
+    suffix: str = ".onnx"
+
+
 CASES = {
-    FLOAT: ("float model, plain ONNX Runtime", _float, "{}.onnx"),
-    "registered": ("drop-in session", _registered, "{}.onnx"),
-    "own": ("`InferenceSession`", _own, "{}.onnx"),
-    "kept": ("the same, from the cache", _kept, "{}.onnx"),
-    "codes": ("the same with `keep_quantized_weights`", _codes, "{}.onnx"),
-    "optimize": ("`optimize(path, out)`", _optimize, "{}.onnx"),
-    "output": ("a drop-in session of its output", _registered, "{}.optimized.onnx"),
-    "analyze": ("`analyze`, one batch", _analyze, "{}.onnx"),
-    "evaluate": ("`evaluate`, one batch", _evaluate, "{}.onnx"),
+    FLOAT: Case("float model, plain ONNX Runtime", _float),
+    "registered": Case("drop-in session", _registered),
+    "own": Case("`InferenceSession`", _own),
+    "kept": Case("the same, from the cache", _kept),
+    "codes": Case("the same with `keep_quantized_weights`", _codes),
+    "optimize": Case("`optimize(path, out)`", _optimize),
+    "output": Case("a drop-in session of its output", _registered, ".optimized.onnx"),
+    "analyze": Case("`analyze`, one batch", _analyze),
+    "evaluate": Case("`evaluate`, one batch", _evaluate),
 }
 
 
 def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
-    """Return the figures of this process: memory in MB, time in seconds, and a digest of the outputs."""
+    """Measure a case in this process. Return memory in MB, times in seconds, and a digest of the outputs."""
     import onnxruntime  # noqa: F401
 
     if case != FLOAT:
         import quark_numba
 
         quark_numba.get_library_path()
-    if CASES[case][1] not in (_float, _registered):
+    if CASES[case].function not in (_float, _registered):
         import quark_numba.session.inference_session
     found: dict[str, Any] = {"before": _memory("VmRSS")}
     wall, cpu = time.perf_counter(), time.process_time()
-    session = CASES[case][1](path, threads)
+    session = CASES[case].function(path, threads)
     found |= {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     found |= {"peak": _memory("VmHWM"), "loaded": _memory("VmRSS")}
     if session:
@@ -275,7 +283,7 @@ def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
     return found
 
 
-def measured(case: str, path: Path, threads: int) -> dict[str, Any]:
+def measure_in_process(case: str, path: Path, threads: int) -> dict[str, Any]:
     """Return what `measure` returns in a new process, or its error."""
     command = [sys.executable, __file__, "--measure", case, str(path), "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -284,15 +292,16 @@ def measured(case: str, path: Path, threads: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measurements(size: Size, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_cases(size: Size, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the medians of each case, or its error. The float model is always the first one: others are compared with it."""
     for name in (FLOAT, *options.formats):
-        for case, (_, _, path) in CASES.items():
+        for case in CASES:
             if (case == FLOAT) != (name == FLOAT) or case not in (FLOAT, *options.cases):
                 continue
+            path = folder / f"{name}{CASES[case].suffix}"
             if case == "kept":
-                measured(case, folder / path.format(name), options.threads)  # which fills the cache
-            rounds = [measured(case, folder / path.format(name), options.threads) for _ in range(options.rounds)]
+                measure_in_process(case, path, options.threads)  # which fills the cache
+            rounds = [measure_in_process(case, path, options.threads) for _ in range(options.rounds)]
             found = next((each for each in rounds if "error" in each), None) or {
                 key: value if isinstance(value, str) else median(each[key] for each in rounds)
                 for key, value in rounds[0].items()
@@ -321,9 +330,9 @@ def _text(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "In brackets: multiples of the float model in plain ONNX Runtime (less is better).\n"
     for size in dict.fromkeys(each["size"] for each in found):
         reference, *others = [each for each in found if each["size"] == size]
-        rows = [[CASES[FLOAT][0], *_cells(reference, {})]]
+        rows = [[CASES[FLOAT].label, *_cells(reference, {})]]
         for row in others:
-            label = f"{row['format']}: {CASES[row['case']][0]}"
+            label = f"{row['format']}: {CASES[row['case']].label}"
             rows.append([label, *_cells(row, {} if row["case"] == "optimize" else reference)])
         yield from table([f"{size:g} GB", *(column for column, _ in COLUMNS.values())], rows)
 
@@ -361,7 +370,7 @@ def main() -> None:
             folder = Path(options.folder or temporary) / f"{size.gigabytes:g}"
             if not (folder / "float.onnx").exists():
                 write(size, folder)
-            for each in measurements(size, folder, options):
+            for each in measure_cases(size, folder, options):
                 print(json.dumps(each), flush=True)
                 found.append(each)
             if options.folder is None:

@@ -60,8 +60,8 @@ def measure(folder: Path, function: str, threads: int, file: str) -> float:
     return (_peak() - before) / 2**10
 
 
-def measured(folder: Path, function: str, threads: int, file: str = "") -> float:
-    """Return the median of what `measure` returns in new processes."""
+def measure_in_processes(folder: Path, function: str, threads: int, file: str = "") -> float:
+    """Return the median of what `measure` returns in new processes, one a turn."""
     words = [sys.executable, __file__, "--measure", str(folder), function, str(threads), file]
     return median(json.loads(subprocess.run(words, capture_output=True, check=True).stdout) for _ in range(TURNS))
 
@@ -71,15 +71,18 @@ def lines(folder: Path) -> Iterator[str]:
     columns = [(name, threads) for name, counts in FUNCTIONS.items() for threads in counts]
     # Whether threads reach their most memory at the same time is chance, so that they count as often as there are.
     own = {
-        (name, threads): threads * alone for name in FUNCTIONS for alone in [measured(folder, name, 1)] for threads in (1, 2, 8)
+        (name, threads): threads * alone
+        for name in FUNCTIONS
+        for alone in [measure_in_processes(folder, name, 1)]
+        for threads in (1, 2, 8)
     }
     rows = []
     for file, form in FORMS.items():
-        more = [(measured(folder, *column, file) - own[column]) / MEGABYTES for column in columns]
-        rows.append([form, *map(digits, more)])
+        added = [(measure_in_processes(folder, *column, file) - own[column]) / MEGABYTES for column in columns]
+        rows.append([form, *map(digits, added)])
     yield f"{this_machine()}; {date.today()}: {BATCHES} batches of {MEGABYTES:.0f} MB.\n"
     yield from table(["MB (less is better)", *header], [["an array in memory", *(digits(own[column]) for column in columns)]])
-    yield from table(["batches more than that", *header], rows)
+    yield from table(["what a file adds, in batches", *header], rows)
 
 
 def main() -> None:

@@ -11,6 +11,24 @@ README, RESULTS, PERFORMANCE, FRONT, SESSIONS = (
 )
 
 
+# The instruction sets that results name, by the names that LLVM has for them: of x86-64, and of Arm.
+_INSTRUCTION_SETS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avxvnni": "AVX-VNNI",
+    "avx512vnni": "AVX-512 VNNI",
+    "avx512bf16": "AVX-512 BF16",
+    "amx-int8": "AMX-INT8",
+    "amx-bf16": "AMX-BF16",
+    "neon": "NEON",
+    "dotprod": "DotProd",
+    "i8mm": "I8MM",
+    "bf16": "BF16",
+    "sve": "SVE",
+    "sve2": "SVE2",
+}
+
+
 def digits(value: float) -> str:
     """Return a number with two significant digits, and without an exponent."""
     rounded = float(f"{value:.1e}")
@@ -53,7 +71,21 @@ def machine_name(brand: str, count: int) -> str:
 
 
 def this_machine() -> str:
-    """Return the name of this machine, as the kept results have it."""
+    """Return the name of this machine, as the kept results have it, and its instruction sets."""
     import cpuinfo  # only here: it would count in the memory that programs measure
 
-    return machine_name(cpuinfo.get_cpu_info()["brand_raw"], os.cpu_count())
+    name = machine_name(cpuinfo.get_cpu_info()["brand_raw"], os.cpu_count())
+    return f"{name}{in_brackets(instruction_sets())}"
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets of this machine's processor for vectors and matrices."""
+    import llvmlite.binding  # only here, as above
+
+    features = llvmlite.binding.get_host_cpu_features()
+    return [name for feature, name in _INSTRUCTION_SETS.items() if features.get(feature)]
+
+
+def in_brackets(names: Sequence[str]) -> str:
+    """Return names in brackets after a space, or nothing if there are none."""
+    return f" ({', '.join(names)})" if names else ""

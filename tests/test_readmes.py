@@ -340,7 +340,7 @@ def run_of(tmp_path, turns):
         {"fullname": "bench/test_a.py::test[0]", "group": g, "extra_info": {"contender": who}, "stats": {"median": seconds}}
         for g, who, seconds in turns
     ]
-    machine = {"cpu": {"brand_raw": "a processor", "count": 2}, "quark_numba": {}}
+    machine = {"cpu": {"brand_raw": "a processor", "count": 2}, "quark_numba": {}, "instruction_sets": ["AVX2", "AVX-512"]}
     content = {"datetime": "2026-11-27T20:00", "machine_info": machine, "benchmarks": benchmarks}
     (tmp_path / "run.json").write_text(json.dumps(content))
     return tmp_path / "run.json"
@@ -352,6 +352,8 @@ def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "quark": 9.0}})
     said = "Each time is the best of 2 turns; the slowest turn typically takes 31% longer."
     results = kept_results.Results(kept)
+    runs = [("2026-11-27", "a processor, 2 processors (AVX2, AVX-512)", "")]
+    assert kept_results.runs_of({"a": results}) == runs
     assert tables.run_line(results, {"a": results}) == f"[Run 1](#runs), 2026-11-27, a processor, 2 processors. {said}\n"
     assert next(findings.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
 
