@@ -48,6 +48,9 @@ from quantities import (
 OTHER_FLOAT_TIME, LARGER_RATIO = 0.2, 1.5
 FLOAT_MARK, RATIO_MARK = " †", " ‡"
 
+# What separates the numbers of a cell that has one for each of THREADS.
+ON_THREADS = ", "
+
 
 def runs_list(kept: Kept) -> Iterator[str]:
     """Yield the day, the machine and the versions of each run."""
@@ -131,17 +134,17 @@ def quarks_models_tables(results: Results) -> Iterator[str]:
         references = [results.get(group_of(model, threads), FLOAT) for threads in THREADS]
         load = f"{model}/load"
         if all(references):
-            floats.append([label_of(model), *map(in_ms, references), in_ms(results.get(load, FLOAT))])
+            floats.append([label_of(model), ON_THREADS.join(map(in_ms, references)), in_ms(results.get(load, FLOAT))])
         for name in (*TYPES, *BLOCK_TYPES):
             row = []
             for who in (f"{name}/{DROP_IN}", f"{name}/{OPTIMIZED}"):
-                row += [_ratio_text(results, group_of(model, threads), who) for threads in THREADS]
-                row.append(in_ms(results.get(load, who)))
+                ratios = [ratio(results, group_of(model, threads), who) for threads in THREADS]
+                row += [ON_THREADS.join(digits(each) for each in ratios if each), in_ms(results.get(load, who))]
             if any(row):
                 rows.append([label_of(f"{model}/{name}"), *row])
-    yield from table(["float model, ms (less is better)", *(f"threads: {each}" for each in THREADS), "load"], floats)
-    drop_in, ours = (_columns(label_of(who)) for who in (DROP_IN, SESSION))
-    yield from table([RELATIVE_LATENCY, *drop_in, "load, ms", *ours, "load of the optimized model, ms"], rows)
+    yield from table(["float model, ms (less is better)", "latency", "load"], floats)
+    drop_in, ours = label_of(DROP_IN), label_of(SESSION)
+    yield from table([RELATIVE_LATENCY, drop_in, "load, ms", ours, "load of the optimized model, ms"], rows)
 
 
 def beside_quark_tables(results: Results) -> Iterator[str]:
@@ -175,21 +178,21 @@ def other_quantizers_table(results: Results) -> Iterator[str]:
     rows = []
     for name, reference, floats, ratios in _against_float(results, NAMES, DROP_IN, SESSION):
         vendor = results.get(group_of(name, 1), VENDOR)
-        rows.append([label_of(name), *floats, digits(vendor / reference) if vendor else "", *ratios])
+        rows.append([label_of(name), floats, digits(vendor / reference) if vendor else "", *ratios])
     header = [
         RELATIVE_LATENCY,
-        *_columns("float model, ms"),
+        "float model, ms",
         label_of(group_of(VENDOR, 1)),
-        *_columns(*map(label_of, (DROP_IN, SESSION))),
+        *map(label_of, (DROP_IN, SESSION)),
     ]
     yield from _with_notes(table(header, rows))
 
 
 def onnx_models_table(results: Results) -> Iterator[str]:
     found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, SESSION, ALL_OURS)
-    rows = [[label_of(name), *floats, *ratios] for name, _, floats, ratios in found]
+    rows = [[label_of(name), floats, *ratios] for name, _, floats, ratios in found]
     ours = (f"`{label_of(who)}`" for who in (SESSION, ALL_OURS))
-    header = [RELATIVE_LATENCY, *_columns("float model, ms", label_of(ONNX_RUNTIME), *ours)]
+    header = [RELATIVE_LATENCY, "float model, ms", label_of(ONNX_RUNTIME), *ours]
     yield from _with_notes(table(header, rows))
 
 
@@ -207,20 +210,9 @@ TABLES = (
 )
 
 
-def _ratio_text(results: Results, group: str, who: str) -> str:
-    found = ratio(results, group, who)
-    return digits(found) if found else ""
-
-
-def _columns(*texts: str) -> list[str]:
-    return [f"{text}, threads: {threads}" for text in texts for threads in THREADS]
-
-
-def _against_float(
-    results: Results, names: Iterable[str], *contenders: str
-) -> Iterator[tuple[str, float, list[str], list[str]]]:
+def _against_float(results: Results, names: Iterable[str], *contenders: str) -> Iterator[tuple[str, float, str, list[str]]]:
     """Yield each model that was measured: its name, the seconds of its float model on one thread, and the cells of the float
-    model and of the contenders."""
+    model and of the contenders. A cell has a number for each of THREADS."""
     usual = _usual_float_times(results, names)
     for name in names:
         groups = [group_of(name, threads) for threads in THREADS]
@@ -233,8 +225,8 @@ def _against_float(
             for who in contenders:
                 one, two = (results.get(group, who) / seconds for group, seconds in pairs)
                 is_larger = two > LARGER_RATIO * one and who != ONNX_RUNTIME  # which runs some operators on one thread
-                ratios += [digits(one), f"{digits(two)}{RATIO_MARK if is_larger else ''}"]
-            yield name, references[0], floats, ratios
+                ratios.append(ON_THREADS.join([digits(one), f"{digits(two)}{RATIO_MARK if is_larger else ''}"]))
+            yield name, references[0], ON_THREADS.join(floats), ratios
 
 
 def _model_of(name: str) -> str:
