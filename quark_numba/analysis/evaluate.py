@@ -77,7 +77,7 @@ def evaluate(
     ----------
     model : path, or onnx.ModelProto
         The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With execution providers other than
-        the CPU provider (`execution`), it runs in ONNX's standard operators.
+        the CPU provider (`execution`), it is rewritten as for ``InferenceSession``.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional

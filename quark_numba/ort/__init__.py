@@ -41,7 +41,7 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
         None: native if it is available, else extensions, with a RuntimeWarning.
     qdq : "auto", "float" or "onnxruntime"
         Who runs ONNX's own QuantizeLinear and DequantizeLinear. "onnxruntime": ONNX Runtime. "float": this package (native
-        only; ONNX Runtime 1.31 or later). "auto": what an earlier call with the same options chose, or ONNX Runtime.
+        only; ONNX Runtime 1.31 or later). "auto": as an earlier call with the same options chose; without one, ONNX Runtime.
         This package's operators have all types of opset 10 to 28. ONNX Runtime's CPU provider refuses bfloat16 and float4e2m1
         data, bfloat16, float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. "float" also sets
         `session.disable_quant_qdq` and `optimization.disable_specified_optimizers`, unless `session_options` have these

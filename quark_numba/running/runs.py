@@ -44,8 +44,8 @@ class Execution:
         Called with the number of finished steps (for `evaluate`, batches) and the number of all steps, None if unknown.
     providers : sequence of str, optional
         The execution providers of the sessions, as ONNX Runtime has them, or without the end of their names: "cuda" is
-        "CUDAExecutionProvider". Default: the CPU provider. With other providers, the models run in ONNX's standard operators
-        (`optimize`).
+        "CUDAExecutionProvider". Default: the CPU provider. For other providers, the models are rewritten as for
+        ``InferenceSession``.
     """
 
     threads: int = 0
