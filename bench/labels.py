@@ -28,6 +28,7 @@ LABELS = {
     "reference_evaluator": "ReferenceEvaluator",
     "numpy": "numpy, ml_dtypes",
     "pytorch": "PyTorch",
+    "import": "import quark_numba",
     "quark_numba_info": "quark-numba info",
     "a_million_elements": "1 M elements",
     "mx9_model": "MX9 model",

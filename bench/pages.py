@@ -38,9 +38,9 @@ def digits(value: float) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table, whose columns are also aligned in the source, and an empty one. Columns of numbers are on the
-    right."""
-    lines = [list(header), *map(list, rows)]
-    columns = [*zip(*lines, strict=True)]
+    right, and columns without a value are left out."""
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    lines = [list(line) for line in zip(*columns, strict=True)]
     widths = [max(3, *map(len, column)) for column in columns]
     are_numbers = [all(cell[:1].isdigit() for cell in column[1:] if cell) for column in columns]
     lines.insert(1, [f"{'-' * (width - 1)}{':' if right else '-'}" for width, right in zip(widths, are_numbers, strict=True)])

@@ -117,7 +117,8 @@ def start_up_table(results: Results) -> Iterator[str]:
     rows = []
     for who, later in results.groups[FILLED].items():
         times = [f"{digits(results.groups[group][who])} s" for group in groups]
-        rows.append([label_of(who), *times, f"{digits(later / theirs)} ×"])
+        label = "session of the float model" if who == FLOAT else label_of(who)
+        rows.append([label, *times, f"{digits(later / theirs)} ×"])
     header = [
         "process (less is better)",
         "cache empty",
