@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         tell("red", "error", ": ".join(filter(None, ("there is not enough memory", str(error)))))
         return 1
-    except OSError as error:  # raised by writing the output: the disk is full, or the reader has closed the pipe
+    except OSError as error:  # the output or the cache cannot be written: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
             # An error without a number does not come from the system.

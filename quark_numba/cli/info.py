@@ -37,7 +37,7 @@ def _info(options: argparse.Namespace) -> int:
     from ..compiling import cache
     from ..ort import get_library_path
 
-    models, unreadable = _models(options.kept_models)
+    models, unreadable = _cache_of_models(options.kept_models)
     if options.clear_cache:
         for path in cache.files():
             path.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def _info(options: argparse.Namespace) -> int:
         backend, reason = "native", "the default where it is available"
     except RuntimeError as error:
         backend, reason = "extensions", f"the native backend is not available: {error}"
-    release, device = _onnxruntime()
+    release, device = _describe_onnxruntime()
     facts = {
         "quark_numba": __version__,
         "Python": platform.python_version(),
@@ -62,8 +62,8 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": _count_threads(),
         "threads of a session": f"the session's own{device}",
         "amd-quark": _version(_QUARK),
-        **({"operators of amd-quark": _library_of_quark()} if _version(_QUARK) != _MISSING else {}),
-        "folder of kernels": _cache(),
+        **({"operators of amd-quark": _operators_of_quark()} if _version(_QUARK) != _MISSING else {}),
+        "folder of kernels": _folder_of_kernels(),
         "kernels": _count_and_size(sizes),
         "folder of kept models": unreadable or str(models and models.folder),
         "kept models": _count_and_size([size for _, size, _ in models.entries()] if models else []),
@@ -88,7 +88,7 @@ def _count_threads() -> int:
     return int(numba.get_num_threads())
 
 
-def _cache() -> str:
+def _folder_of_kernels() -> str:
     """Return the folder of compiled kernels and, if they are not loaded or kept, the reason."""
     from ..compiling import cache
 
@@ -98,7 +98,7 @@ def _cache() -> str:
     return f"{folder or 'none'}: {'nothing can be added' if may_read else 'not used'}: {why_not}"
 
 
-def _models(given: str | None) -> tuple[ModelCache | None, str]:
+def _cache_of_models(given: str | None) -> tuple[ModelCache | None, str]:
     """Return the cache of models and, if it is not used, the reason."""
     from ..session.cache_keys import check_cache
     from ..session.model_cache import ModelCache, users_folder
@@ -114,7 +114,7 @@ def _models(given: str | None) -> tuple[ModelCache | None, str]:
     return ModelCache(folder), ""
 
 
-def _onnxruntime() -> tuple[str, str]:
+def _describe_onnxruntime() -> tuple[str, str]:
     """Return the version of ONNX Runtime, the packages that provide it if they have other names, and a note on its device."""
     try:
         import onnxruntime
@@ -133,7 +133,7 @@ def _version(distribution: str) -> str:
     return version_of(distribution) or _MISSING
 
 
-def _library_of_quark() -> str:
+def _operators_of_quark() -> str:
     """Return a phrase that says which operators Quark has in this process, or would have in another one."""
     if _REPLACES in sys.modules:
         return "those of quark_numba, in this process"
