@@ -63,17 +63,9 @@ def bfp_quantize(
     -------
     BFPBlocks. If x is a dask array, its arrays are lazy dask arrays; if x is a DataArray, they are DataArrays.
     """
+    attributes = attribute_values(locals())
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
-    attributes = attribute_values(
-        bfp_method=bfp_method,
-        bit_width=bit_width,
-        block_size=block_size,
-        rounding_mode=rounding_mode,
-        sub_block_size=sub_block_size,
-        sub_block_shift_bits=sub_block_shift_bits,
-        convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
-    )
     key, block_format = bfp_format(FLOAT32, **attributes)
     function = functools.partial(_bfp_blocks, key, block_format, axis)
     byte = np.dtype(np.uint8)
@@ -111,10 +103,8 @@ def bfp_dequantize(
 ) -> NDArray[Any]:
     """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raise
     TypeError or ValueError for invalid arguments."""
+    attributes = attribute_values(locals())
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
-    attributes = attribute_values(
-        bfp_method=bfp_method, bit_width=bit_width, block_size=block_size, sub_block_size=sub_block_size
-    )
     unused: dict[str, Any] = {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
     _, block_format = bfp_format(FLOAT32, **attributes, **unused)
     if not isinstance(blocks, BFPBlocks):

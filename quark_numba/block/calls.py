@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,16 +75,8 @@ def bfp_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    attributes = attribute_values(locals())
     x_array, element_type = block_input(x)
-    attributes = attribute_values(
-        bfp_method=bfp_method,
-        bit_width=bit_width,
-        block_size=block_size,
-        rounding_mode=rounding_mode,
-        sub_block_size=sub_block_size,
-        sub_block_shift_bits=sub_block_shift_bits,
-        convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
-    )
     key, block_format = bfp_format(element_type, **attributes)
     return convert(key, block_format, x_array, axis, out)
 
@@ -127,16 +120,20 @@ def mx_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    attributes = attribute_values(locals())
     x_array, element_type = block_input(x)
-    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
     key, block_format = mx_format(element_type, **attributes)
     return convert(key, block_format, x_array, axis, out)
 
 
-def attribute_values(**arguments: Any) -> dict[str, Any]:
-    """Return the values of a node's attributes for arguments of a call, which have their names."""
-    convert = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
-    return {name: convert[name](value) if name in convert else index(value, name) for name, value in arguments.items()}
+_INTEGERS = ("bit_width", "block_size", "sub_block_size", "sub_block_shift_bits", "convert_to_bfloat_before_bfp")
+_CHOICES = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
+
+
+def attribute_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of those attributes of a node, apart from the axis, whose names are among the arguments of a call."""
+    integers = {name: index(arguments[name], name) for name in _INTEGERS if name in arguments}
+    return integers | {name: convert(arguments[name]) for name, convert in _CHOICES.items() if name in arguments}
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:

@@ -137,10 +137,18 @@ class Scratch(NamedTuple):
     """Arrays for a unit: its numbers, and its elements if they are transposed."""
 
     magnitudes: Any  # the largest one of each sub-block
-    shared: Any  # for each block, the largest magnitude, and then the scale
     steps: Any  # of each sub-block
+    shared: Any  # for each block, the largest magnitude, and then the scale
     x_tile: Any
     y_tile: Any
+
+
+@jit.inline
+def _scratch_in(memory: Any, sub_blocks: int) -> Any:
+    """Return the Scratch in an array of `scratch_size` words, for units of at most so many sub-blocks."""
+    magnitudes, steps, rest = memory[:sub_blocks], memory[sub_blocks : 2 * sub_blocks], memory[2 * sub_blocks :]
+    shared, x_tile, y_tile = rest[:UNIT_SIZE], rest[UNIT_SIZE : 2 * UNIT_SIZE], rest[2 * UNIT_SIZE :]
+    return Scratch(magnitudes, steps.view(np.float32), shared, x_tile, y_tile)
 
 
 class Columns(NamedTuple):
@@ -332,8 +340,8 @@ def _run(key: Key) -> Any:
     def run(
         x: Any, y: Any, scales: Any, tensor_scale: Any, block_format: Any, loop: Any, part: int, parts: int, memory: Any
     ) -> None:
-        """Convert part `part` of the `parts` parts of x. `memory` has room for `scratch_size` uint32. The scales have the
-        order of their blocks: (outer, blocks of an axis, inner)."""
+        """Convert part `part` of the `parts` parts of x. `memory` is an array of at least `scratch_size` uint32. The scales
+        have the order of their blocks: (outer, blocks of an axis, inner)."""
         if x.size == 1 and not has_scales:  # returned as it is
             y[0] = x[0]
             return
@@ -341,15 +349,12 @@ def _run(key: Key) -> Any:
         first, last = part * units // parts, (part + 1) * units // parts
         if first == last:
             return
-        words = sub_blocks_at_a_time(block_format, loop)
-        steps = memory[words + UNIT_SIZE : 2 * words + UNIT_SIZE].view(np.float32)
-        tiles = memory[2 * words + UNIT_SIZE : 2 * words + 3 * UNIT_SIZE]
-        scratch = Scratch(memory[:words], memory[words : words + UNIT_SIZE], steps, tiles[:UNIT_SIZE], tiles[UNIT_SIZE:])
-        scaling = Scaling(np.int64(scales.ctypes.data), np.int64(1), tensor_scale)
+        scratch = _scratch_in(memory, sub_blocks_at_a_time(block_format, loop))
+        first_scaling = Scaling(np.int64(scales.ctypes.data), np.int64(1), tensor_scale)
         if loop.inner > 1:
-            run_columns(x, y, block_format, loop, (first, last), scaling, scratch)
+            run_columns(x, y, block_format, loop, (first, last), first_scaling, scratch)
         else:
-            run_rows(x, y, block_format, loop, (first, last), scaling, scratch)
+            run_rows(x, y, block_format, loop, (first, last), first_scaling, scratch)
 
     return jit.function(run, f"run_{key.name}")
 

@@ -70,8 +70,8 @@ def mx_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected.
     """
+    attributes = attribute_values(locals())
     x_array, element_type = block_input(x)
-    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
     key, block_format = mx_codes_format(element_type, scale_rule=scale_rule, **attributes)
     return codes_and_scales(key, block_format, x_array, axis)
 

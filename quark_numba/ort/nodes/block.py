@@ -68,9 +68,8 @@ def set_attributes(state_address: int, values_address: int) -> int:
         return 0
     if state.is_microexponent and (sub_block < 1 or shift_bits < 0 or shift_bits > _MAX_SHIFT_BITS or block % sub_block):
         return 0
-    sub_block, max_shift, drop, lowest, highest = _bfp_fields(state.is_microexponent, bit_width, block, sub_block, shift_bits)
-    state.sub_block, state.max_shift, state.drop = sub_block, max_shift, drop
-    state.lowest, state.highest = lowest, highest
+    fields = _bfp_fields(state.is_microexponent, bit_width, block, sub_block, shift_bits)
+    state.sub_block, state.max_shift, state.drop, state.lowest, state.highest = fields
     return 1
 
 
