@@ -85,10 +85,10 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
     is_for_c = not signature and not _process.is_for_another_machine
-    compiler._cache = file = (_FileForC if is_for_c else _File)(compiler.__qualname__)
+    compiler._cache = file = (_FileForC if is_for_c else _FileOfNumba)(compiler.__qualname__, _facts())
     with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
-    if file.path and is_for_c:
+    if file.path and file.is_there and is_for_c:
         _add_functions(file.path.name, {"": compiler.address})
 
 
@@ -101,15 +101,12 @@ def _add_functions(file: str, addresses: dict[str, int]) -> None:
 def kept_text(name: str, machine: tuple[str, ...], make: Callable[[], str]) -> str:
     """Return the text that is kept on disk under `name`, or else make and keep it. The name ends with a digest, as that of a
     function does. The text is code for another machine and, like a compiled function, also depends on this processor."""
-    from numba.core.registry import cpu_target
-
-    file, facts = _File(name), (*_facts(cpu_target.target_context.codegen()), *machine)
+    file = _File(name, (*_facts(), *machine))
     with no_garbage_collection(), file.locks:
-        text: str | None = file.find(facts, bytes.decode)
+        text: str | None = file.find(bytes.decode)
         if text is None:
             text = make()
-            if file.can_write:
-                file.write(facts, text.encode())
+            file.write(text.encode())
     return text
 
 
@@ -132,17 +129,16 @@ def load_function(reference: str) -> int:
 
 def is_kept(name: str, module: str) -> bool:
     """Return whether a function for C is on disk. If the user has changed Numba's settings, the answer is False."""
-    file = _File(f"{name}_{digest(module)}")
-    return file.cache_path is not None and is_plain(loaded=True) and file.path_for(_processor()).exists()
+    path = _File(f"{name}_{digest(module)}", _processor()).path
+    return path is not None and is_plain(loaded=True) and path.exists()
 
 
 def load_and_keep(name: str, made: ObjectFile) -> dict[str, int]:
     """Load an object file that Numba did not make, and keep it under a name, which ends with a digest. Return the addresses of
     its functions."""
-    file, addresses = _File(name), made.load()
-    if file.can_write:
-        file.write(_processor(), made.to_bytes())
-    if file.path:
+    file, addresses = _File(name, _processor()), made.load()
+    file.write(made.to_bytes())
+    if file.path and file.is_there:
         _add_functions(file.path.name, addresses)
     return addresses
 
@@ -150,24 +146,18 @@ def load_and_keep(name: str, made: ObjectFile) -> dict[str, int]:
 def find_record(name: str) -> Any:
     """Return what `keep_record` kept under a name, by this version of the package on such a processor. Return None if there is
     nothing, or if the user has changed Numba's settings."""
-    record = _File(_record_name(name))
-    return record.read(_processor(), json.loads) if is_plain(loaded=True) else None
+    return _record(name).read(json.loads) if is_plain(loaded=True) else None
 
 
 def keep_record(name: str, content: Any) -> None:
     """Keep content for JSON under a name for which `find_record` found none, or nothing that could be used. Keep nothing if
     Numba compiles for a processor other than this one, or if the user has changed its settings."""
-    record = _File(_record_name(name))
-    if not is_plain(loaded=True) or not record.can_write:
-        return
-    from numba.core.registry import cpu_target
-
-    if cpu_target.target_context.codegen().magic_tuple()[1:] == _processor()[-2:]:
-        record.write(_processor(), json.dumps(content).encode())
+    if is_plain(loaded=True) and _facts()[-2:] == _processor()[-2:]:
+        _record(name).write(json.dumps(content).encode())
 
 
-def _record_name(name: str) -> str:
-    return f"{name}_{digest_of_package()[:12]}"
+def _record(name: str) -> _File:
+    return _File(f"{name}_{digest_of_package()[:12]}", _processor())
 
 
 @functools.cache
@@ -177,6 +167,16 @@ def _processor() -> tuple[str, ...]:
 
     versions = platform.python_implementation(), platform.python_version(), version_of("numba"), version_of("llvmlite")
     return *versions, ll.get_process_triple(), ll.get_host_cpu_name(), ll.get_host_cpu_features().flatten()
+
+
+def _facts() -> tuple[str, ...]:
+    """Return the versions and the processor that a compiled function depends on, as Numba has them."""
+    import llvmlite
+    import numba
+    from numba.core.registry import cpu_target
+
+    versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
+    return *versions, *cpu_target.target_context.codegen().magic_tuple()
 
 
 def _verified(content: bytes) -> bytes:
@@ -236,13 +236,9 @@ def files() -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether this package wrote a file, of which a killed process may have written only the beginning. Earlier versions
-    began files with the checksum of the rest."""
+    """Return whether this package wrote a file, of which a killed process may have written only the beginning."""
     with suppress(OSError):
-        if _NAME.fullmatch(path.name) and path.is_file():
-            content, size = path.read_bytes(), hashlib.sha256().digest_size
-            is_of_earlier = len(content) > size and hashlib.sha256(content[size:]).digest() == content[:size]
-            return _MARK.startswith(content[: len(_MARK)]) or is_of_earlier
+        return bool(_NAME.fullmatch(path.name)) and path.is_file() and _MARK.startswith(path.read_bytes()[: len(_MARK)])
     return False
 
 
@@ -256,19 +252,75 @@ def sizes() -> list[int]:
 
 
 class _File:
-    """The file of one function, with the interface of ``numba.core.caching.Cache``, or a record."""
+    """A file of the cache. Its name has a hash of the facts that the content depends on, besides the sources."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, facts: tuple[str, ...]) -> None:
         self.name = name
+        self.path: Path | None = None  # where the file is, or will be; None if it is neither read nor written
+        self.is_there = False  # whether this process has read or written it
+        self.locks = ExitStack()  # contexts that are held until the content is made
         folder, may_read, self._why_not = place()
-        self.cache_path = folder if may_read and not name.endswith("_") else None  # "_": without a digest
-        self.path: Path | None = None  # of the file, if there is one
-        self.locks = ExitStack()  # contexts that are held until the function is compiled
+        if folder and may_read and not name.endswith("_"):  # "_": without a digest
+            key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+            self.path = folder / f"{name}_{key}{SUFFIX}"
+
+    def find(self, parse: Callable[[bytes], Any]) -> Any:
+        """Read the file; if it is missing or damaged, get ready to compile. Return what `parse` makes of the content, or None
+        if the function has to be compiled."""
+        found = self.read(parse)
+        if found is None and self.path and not self._why_not and not _process.cannot_write:
+            has_waited = self.locks.enter_context(locked(self.path.parent, self.path.name))
+            found = self.read(parse)  # another process, which held the lock, may have written it
+            # A process that waits for another one to compile needs no helpers.
+            for each in [] if found or has_waited else [*before_compiling]:
+                each()
+        if found is None:
+            self._announce_compiling()
+        return found
+
+    def _announce_compiling(self) -> None:
+        """Log that the function is compiled, with a warning if a session waits for it or if its file cannot be written."""
+        if self._why_not:
+            warn(str(place().folder or ""), self._why_not)
+        kept_in = self.path.parent if self.path and not self._why_not else "memory alone"
+        if _process.warns_on_next_compile:
+            _process.warns_on_next_compile = False
+            _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
+        _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
+
+    def read(self, parse: Callable[[bytes], Any]) -> Any:
+        """Return what `parse` makes of the content, or None if the file is missing or damaged."""
+        with suppress(Exception):  # a damaged file may raise anything
+            if self.path and (content := _verified(own_content(self.path.parent, self.path.name))):
+                found = parse(content)
+                self.is_there = True
+                return found
+        return None
+
+    def write(self, content: bytes) -> None:
+        """Write the file, if that is possible."""
+        if self.path is None or self._why_not:
+            return
+        try:
+            write(self.path, _MARK + hashlib.sha256(content).digest() + content)
+            self.is_there = True
+        except OSError as error:
+            if os.name == "posix" or not self.path.exists():  # on Windows, another process may have written it and hold it open
+                _process.cannot_write = True
+                warn(str(self.path.parent), error.strerror or str(error))
+
+
+class _FileOfNumba(_File):
+    """The file of a function, with the interface of ``numba.core.caching.Cache``. Its content is Numba's own."""
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled function, or None if its file is missing or damaged."""
         target_context.refresh()
-        return self.find(_facts(target_context.codegen()), lambda content: self.rebuilt(content, target_context))
+        return self.find(lambda content: self.rebuilt(content, target_context))
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        if not compiled.library.has_dynamic_globals:  # addresses of this process
+            self.write(self.content_of(compiled))
 
     def rebuilt(self, content: bytes, target_context: Any) -> Any:
         """Return the function that a file has."""
@@ -276,83 +328,17 @@ class _File:
 
         return CompileResult._rebuild(target_context, *pickle.loads(content))
 
-    def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.can_write and not compiled.library.has_dynamic_globals:  # addresses of this process
-            self.write(_facts(compiled.codegen), self.content_of(compiled))
-
     def content_of(self, compiled: Any) -> bytes:
         """Return the content of the file of a function."""
         from numba.core.serialize import dumps
 
         return dumps(compiled._reduce())
 
-    def find(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
-        """Read the file; if it is missing or damaged, get ready to compile. Return what `parse` makes of the content, or None
-        if the function has to be compiled."""
-        found = self.read(facts, parse)
-        if found is None and self.can_write and not _process.cannot_write:
-            found = self._lock_and_reread(facts, parse)
-        if found is None:
-            self._announce_compiling()
-        return found
 
-    def _lock_and_reread(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
-        """Take the lock of the function, which `locks` hold until it is compiled, and read its file again: another process,
-        which held the lock, may have written it. If there is none, call what is to be called before a function is compiled."""
-        path = self.path_for(facts)
-        has_waited = self.locks.enter_context(locked(path.parent, path.name))
-        found = self.read(facts, parse)
-        # A process that waits for another one to compile needs no helpers.
-        for each in [] if found or has_waited else [*before_compiling]:
-            each()
-        return found
-
-    def _announce_compiling(self) -> None:
-        """Log that the function is compiled, with a warning if a session waits for it or if its file cannot be written."""
-        if self._why_not:
-            warn(str(place().folder or ""), self._why_not)
-        kept_in = (not self._why_not and self.cache_path) or "memory alone"
-        if _process.warns_on_next_compile:
-            _process.warns_on_next_compile = False
-            _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
-        _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
-
-    def read(self, facts: tuple[str, ...], parse: Callable[[bytes], Any]) -> Any:
-        """Return what `parse` makes of the file's content, or None if the file is missing or damaged."""
-        with suppress(Exception):  # a damaged file may raise anything
-            if self.cache_path is not None:
-                path = self.path_for(facts)
-                if content := _verified(own_content(path.parent, path.name)):
-                    found, self.path = parse(content), path
-                    return found
-        return None
-
-    @property
-    def can_write(self) -> bool:
-        return self.cache_path is not None and not self._why_not
-
-    def write(self, facts: tuple[str, ...], content: bytes) -> None:
-        path = self.path_for(facts)
-        try:
-            write(path, _MARK + hashlib.sha256(content).digest() + content)
-            self.path = path
-        except OSError as error:
-            if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
-                _process.cannot_write = True
-                warn(str(self.cache_path), error.strerror or str(error))
-
-    def path_for(self, facts: tuple[str, ...]) -> Path:
-        """Return the path of the file. The name includes a hash of the facts that the content depends on."""
-        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-        assert self.cache_path
-        return self.cache_path / f"{self.name}_{key}{SUFFIX}"
-
-
-class _FileForC(_File):
+class _FileForC(_FileOfNumba):
     """The file of a function for C: an object file."""
 
     def rebuilt(self, content: bytes, target_context: Any) -> Any:
-        assert self.cache_path
         return _Loaded(ObjectFile.of_bytes(content).load()[""])
 
     def content_of(self, compiled: Any) -> bytes:
@@ -377,12 +363,3 @@ class _Loaded:
 
     def get_pointer_to_function(self, _: str) -> int:
         return self._address
-
-
-def _facts(codegen: Any) -> tuple[str, ...]:
-    """Return the versions and the processor that a compiled function depends on, as Numba has them."""
-    import llvmlite
-    import numba
-
-    versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
-    return *versions, *codegen.magic_tuple()

@@ -171,7 +171,7 @@ def test_a_module_without_a_file():
     """The kernel of an operator in a notebook is not kept, because the code that it depends on is unknown."""
     assert cache.digest("__main__") == ""
     assert cache.digest("no_such_module") == ""
-    assert cache._File("compute_").cache_path is None
+    assert cache._File("compute_", ()).path is None
 
 
 @pytest.mark.compiled
