@@ -18,9 +18,8 @@ from ..ort.native import REGISTERED
 from ..ort.nodes import context
 from .targets import COMMAND, Job
 
-# The functions of an operator's nodes, and the place of a processor's feature in what CPUID returns: fields of structs.
+# The functions of an operator's nodes, by the names of their fields.
 _FUNCTIONS = "set_attributes", "compute", "prepare", "destroy"
-_FEATURE = "leaf", "subleaf", "register_", "bit"
 
 
 class Tables:
@@ -56,34 +55,14 @@ class Tables:
         return name
 
     def _add(self, operator: Operator) -> None:
-        overloads = [*operator.overloads(lambda element_type: element_type.has_tensors())]
-        first = operators.describe(operator, overloads[0])
-        node = operators.node_of(operator.family)
-        attributes = []
-        for attribute in operator.attributes:
-            free = node.FREE_ATTRIBUTES.index(attribute.name) if attribute.name in getattr(node, "FREE_ATTRIBUTES", ()) else -1
-            attributes.append(
-                _struct(
-                    name=_text(attribute.name),
-                    kind=attribute.kind,
-                    is_required=int(attribute.default is None),
-                    standard=_value(attribute, attribute.default),
-                    free=free,
-                )
-            )
+        """Add an operator, all its overloads, and the nodes that are needed."""
+        overloads = [*operator.overloads(ElementType.has_tensors)]
         needs = self._needs[operator.domain, operator.name]
-        of_nodes: dict[str, str] = {}
-        if needs:
-            messages = [_list([f"(word){_text(text)}", str(len(text))]) for text in operators.messages_of(operator)]
-            addresses = {name: operators.node_function(operator.family, name) for name in _FUNCTIONS}
-            of_nodes = {name: self._symbol(address) for name, address in addresses.items() if address}
-            of_nodes["messages"] = self._array("word", messages, "[2]")
-        inputs, outputs = (
-            self._array("uint8_t", [*map(str, side)]) for side in (first.input_characteristics, first.output_characteristics)
-        )
         for overload in overloads:
             names = [tuple(element_type.name for element_type in side) for side in overload]
             self._add_overload(operator, overload, [need for need in needs if [need.inputs, need.outputs] == names])
+        first = operators.describe(operator, overloads[0])
+        attributes = [_attribute(attribute, _free_attributes(operator)) for attribute in operator.attributes]
         typed_by, instead = _typed_by(operator)
         self._operators.append(
             _struct(
@@ -93,19 +72,25 @@ class Tables:
                 attribute_count=len(attributes),
                 input_count=len(operator.inputs),
                 output_count=len(operator.outputs),
-                inputs=inputs,
-                outputs=outputs,
+                inputs=self._array("uint8_t", [*map(str, first.input_characteristics)]),
+                outputs=self._array("uint8_t", [*map(str, first.output_characteristics)]),
                 is_homogeneous=int(operator.is_homogeneous),
                 takes_type=int(operator.takes_type),
                 typed_by=typed_by,
                 instead=instead,
-                **of_nodes,
+                **(self._fields_of_nodes(operator) if needs else {}),
             )
         )
 
+    def _fields_of_nodes(self, operator: Operator) -> dict[str, str]:
+        """Return the messages and functions of an operator's nodes, which are fields of the operator."""
+        addresses = {name: operators.node_function(operator.family, name) for name in _FUNCTIONS}
+        messages = [_list([f"(word){_text(text)}", str(len(text))]) for text in operators.messages_of(operator)]
+        fields = {name: self._symbol(address) for name, address in addresses.items() if address}
+        return fields | {"messages": self._array("word", messages, "[2]")}
+
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
-        first_node = len(self._nodes)
-        free = getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
+        first_node, free = len(self._nodes), _free_attributes(operator)
         # Nodes that differ in free attributes alone are one.
         different = {(need.types, *(item for item in need.attributes if item[0] not in free)): need for need in needs}
         for need in different.values():
@@ -170,8 +155,8 @@ class Tables:
         names = {c_api.type_number(each): each.name for each in in_tensors} | {c_api.ANY_TYPE: "?"}
         types = {each.number: c_api.type_number(each) for each in in_tensors}
         features = [
-            _struct(**{field: f"{word}u" for field, word in zip(_FEATURE, where, strict=True)}, name=_text(name))
-            for name, where in job.checks
+            _struct(**{field: f"{number}u" for field, number in place._asdict().items()}, name=_text(name))
+            for name, place in job.checks.items()
         ]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
@@ -221,6 +206,22 @@ def _typed_by(operator: Operator) -> tuple[int, int]:
     index = next(filter(gives_type, range(len(operator.inputs))), -1)
     instead = type_with([None] * len(operator.inputs))
     return index, c_api.type_number(instead) if instead else c_api.ANY_TYPE
+
+
+def _free_attributes(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the attributes of which nodes may have any values (``ort.nodes``)."""
+    names: tuple[str, ...] = getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
+    return names
+
+
+def _attribute(attribute: Attribute, free: tuple[str, ...]) -> str:
+    return _struct(
+        name=_text(attribute.name),
+        kind=attribute.kind,
+        is_required=int(attribute.default is None),
+        standard=_value(attribute, attribute.default),
+        free=free.index(attribute.name) if attribute.name in free else -1,
+    )
 
 
 def _list(items: Sequence[str]) -> str:

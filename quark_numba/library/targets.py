@@ -50,26 +50,30 @@ _HERE = {
 
 NATIVE = "native"
 
-# An instruction set by LLVM's name, and where CPUID tells of it: leaf, subleaf, register (0 is EAX), bit.
-Check = tuple[str, tuple[int, int, int, int]]
+
+class CpuidBit(NamedTuple):
+    """Where CPUID tells of an instruction set."""
+
+    leaf: int
+    subleaf: int
+    register_: int  # 0 is EAX
+    bit: int
 
 
 class Job(NamedTuple):
-    """What the child process gets: the machine, the processor's name in messages, what to check on it, its place among the
-    processors of the library and their number, what nodes need, whether ONNX's own operators are in it, and the folder that
-    gets ``tables.h`` and an object file for each function."""
+    """What the child process gets."""
 
     machine: Machine
-    cpu: str
-    checks: list[Check]
-    place: int
+    cpu: str  # the processor, as messages name it
+    checks: dict[str, CpuidBit]  # by the names of instruction sets that the processor needs
+    place: int  # among the processors of the library
     places: int
     needs: list[Need]
-    has_qdq: bool
-    folder: str
+    has_qdq: bool  # whether ONNX's own operators are in the library
+    folder: str  # gets ``tables.h`` and an object file for each function
 
 
-# The instruction sets of x86-64 that LLVM uses by itself.
+# The instruction sets of x86-64 that LLVM uses by itself, by its names. Each is followed by its bit.
 _BITS = {
     (1, 0, 2): "sse3 0, ssse3 9, fma 12, cx16 13, sse4.1 19, sse4.2 20, movbe 22, popcnt 23, avx 28, f16c 29",
     (7, 0, 1): "bmi 3, avx2 5, bmi2 8, avx512f 16, avx512dq 17, adx 19, avx512ifma 21, avx512cd 28, avx512bw 30, avx512vl 31",
@@ -78,7 +82,7 @@ _BITS = {
     (7, 1, 0): "avxvnni 4, avx512bf16 5, avxifma 23",
     (0x80000001, 0, 2): "sahf 0, lzcnt 5, sse4a 6, xop 11, fma4 16",
 }
-CPUID = {name: (*where, int(bit)) for where, bits in _BITS.items() for name, bit in (pair.split() for pair in bits.split(", "))}
+CPUID = {name: CpuidBit(*where, int(bit)) for where, bits in _BITS.items() for name, bit in map(str.split, bits.split(", "))}
 
 _V2 = ("cx16", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
@@ -94,8 +98,8 @@ def here() -> str:
     return target
 
 
-def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
-    """Return the machine of a target and a processor, and the instructions to check there, with their places in CPUID."""
+def machine_of(name: str, cpu: str) -> tuple[Machine, dict[str, CpuidBit]]:
+    """Return the machine of a target and a processor, and the instruction sets to check for there."""
     target = TARGETS[name]
     features: Sequence[str] = _LEVELS.get(cpu, ())
     text = ",".join(f"+{feature}" for feature in features)
@@ -106,7 +110,7 @@ def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
         text = get_host_cpu_features()
         features = [feature[1:] for feature in text.split(",") if feature.startswith("+")]
         cpu = ll.get_host_cpu_name()
-    checks = [(feature, CPUID[feature]) for feature in features if feature in CPUID] if "x86-64" in name else []
+    checks = {feature: CPUID[feature] for feature in features if feature in CPUID} if "x86-64" in name else {}
     return Machine(target.triple, cpu, text), checks
 
 

@@ -132,7 +132,7 @@ class OrtCustomOp(ctypes.Structure):
         ("output_types", c_void_p),
         ("input_characteristics", c_void_p),
         ("output_characteristics", c_void_p),
-        ("python", c_void_p),  # a record callbacks.PYTHON
+        ("python", c_void_p),  # a record python_record.PYTHON
     ]
 
 

@@ -99,10 +99,10 @@ def _declare() -> None:
             return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
 
     from ..compiling.jit import JIT_ENABLED  # which imports Numba
-    from . import callbacks
+    from .extensions_hook import uninterrupted
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
-        callbacks.uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
+        uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
     )
 
 

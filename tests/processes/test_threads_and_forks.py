@@ -275,10 +275,10 @@ def test_a_fork_while_a_thread_of_ours_comes_to_python(tracemalloc):
         """
 import ctypes, numba
 from quark_numba.compiling.intrinsics import array_at, call
-from quark_numba.ort import callbacks, native
+from quark_numba.ort import native, python_record
 session(one_node("quantize", "int8"))
-python = np.ctypeslib.as_array((ctypes.c_byte * callbacks.PYTHON.itemsize).from_address(native.REGISTRY.python_functions))
-python = python.view(callbacks.PYTHON)[0]
+python = np.ctypeslib.as_array((ctypes.c_byte * python_record.PYTHON.itemsize).from_address(native.REGISTRY.python_functions))
+python = python.view(python_record.PYTHON)[0]
 usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
 words = np.array([0, usleep, python["PyThreadState_New"]])
 address = words.ctypes.data

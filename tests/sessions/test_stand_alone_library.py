@@ -253,7 +253,7 @@ def test_types_that_attributes_give(case, tmp_path):
 @x86_64
 def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
     """What CPUID does not tell of, the library refuses before any such instruction runs."""
-    reserved = (1, 0, 3, 10)  # a bit of EDX that no processor sets
+    reserved = targets.CpuidBit(1, 0, 3, 10)  # a bit of EDX that no processor sets
     monkeypatch.setitem(targets.CPUID, "sse4.1", reserved)
     path = small(tmp_path)
     library = build_library(path, tmp_path / "out", cpu="x86-64-v2")
@@ -266,7 +266,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
     """Each lacking level leaves the work to the next one; if all lack something, the error is of the lowest."""
-    monkeypatch.setitem(targets.CPUID, absent, (1, 0, 3, 10))
+    monkeypatch.setitem(targets.CPUID, absent, targets.CpuidBit(1, 0, 3, 10))
     path = tmp_path / "small.onnx"
     onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba", shapes={"x": [70], "scale": []}), path)
     library = build_library(path, tmp_path / "out", cpu=LEVELS, optimize=False)
