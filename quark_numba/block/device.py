@@ -100,15 +100,13 @@ def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte:
     lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
     lines.append(f"({', '.join(f'y{i}' for i in range(rows))}), shared = convert_elements(elements, format_of)")
     y = stored(rows, 8 // per_byte)
-    lines += ["if is_vector:"] * (per_byte == 1)
-    size = count // per_byte
-    stores = [
-        f"store(y, start // unsigned({per_byte}) + unsigned({i}), ({', '.join(y[i : i + size])},))"
-        for i in range(0, len(y), size)
-    ]
-    lines += indented(stores) if per_byte == 1 else stores
+    size, at = count // per_byte, f"start // unsigned({per_byte})"
+    stores = [f"store(y, {at} + unsigned({i}), ({', '.join(y[i : i + size])},))" for i in range(0, len(y), size)]
     if per_byte == 1:
-        lines += ["else:", *indented([f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)])]
+        single_stores = [f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)]
+        lines += ["if is_vector:", *indented(stores), "else:", *indented(single_stores)]
+    else:
+        lines += stores
     text = ["def convert_whole(x, y, start, inner, is_vector, format_of):", *indented([*lines, "return shared"]), ""]
     names = {"load": loader(count), "store": store, "convert_elements": convert_elements, "Y_DTYPE": y_dtype}
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))

@@ -7,6 +7,7 @@ and Clip alone keeps -0 at a bound of 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..declaration.meaning import AnyOperand, FakeQuantize
 from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, is_constant, one
-from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, ElementType
 from .calls import prepare
 from .key import FORMS, Key, select
 
@@ -311,12 +312,8 @@ def _offset(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     return y if np.all(low) else op.with_positive_zero(y)
 
 
-def _float16(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    return op.cast(op.cast(x, FLOAT16), FLOAT32)
-
-
-def _bfloat16(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    return op.cast(op.cast(x, BFLOAT16), FLOAT32)
+def _cast(element_type: ElementType, op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    return op.cast(op.cast(x, element_type), FLOAT32)
 
 
 # By form.
@@ -330,6 +327,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "range": _of_clamped,
     "levels": _levels,
     "offset range": _offset,
-    "float16": _float16,
-    "bfloat16": _bfloat16,
+    **{element_type.name: functools.partial(_cast, element_type) for element_type in (FLOAT16, BFLOAT16)},
 }

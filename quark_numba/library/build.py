@@ -87,10 +87,10 @@ def build_library(
     check_texts(target=target, cpu=cpu)
     check_flags(optimize=optimize)
     check_choices(QDQ, qdq=qdq)
-    is_several = models is not None and not isinstance(models, (str, os.PathLike))
-    if is_several and not (isinstance(models, Sequence) and all(isinstance(model, (str, os.PathLike)) for model in models)):
+    given = (models,) if isinstance(models, (str, os.PathLike)) else () if models is None else models
+    if not (isinstance(given, Sequence) and all(isinstance(model, (str, os.PathLike)) for model in given)):
         refuse("models", models, "a path, or a sequence of paths, or None")
-    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(model) for model in models or ()]
+    paths = [*map(Path, given)]
     names = [path.name for path in paths]
     if not paths and models is not None:
         raise ValueError("models is empty; expected the path of a model, or several")

@@ -95,6 +95,11 @@ ANY_TYPE = 0
 FLOAT_QDQ_RELEASE = (1, 31)
 
 
+def has_shape_reference(release: tuple[int, ...]) -> bool:
+    """Return whether the table of a release has the function GetTensorElementTypeAndShapeDataReference."""
+    return release >= SHAPE_REFERENCE_RELEASE
+
+
 def type_number(element_type: ElementType) -> int:
     """Return the ONNXTensorElementDataType of an element type."""
     return element_type.number if element_type.ort_number is None else element_type.ort_number

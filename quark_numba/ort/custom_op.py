@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..compiling.memory import release_compiler
 from . import c_api, kept_nodes
 from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep_alive, text_at
-from .kept_nodes import NodeKernel, NodeKey
+from .kept_nodes import Node, NodeKernel
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Need(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: tuple[tuple[str, Any], ...]
+    attributes: Attributes
     types: tuple[int, ...] | None  # the ONNXTensorElementDataType of each input, if the overload does not say it
 
 
@@ -41,18 +41,6 @@ def need_of(operator: Operator, overload: Overload, attributes: Attributes, type
     """Return the Need of nodes of an overload."""
     inputs, outputs = (tuple(element_type.name for element_type in side) for side in overload)
     return Need(operator.domain, operator.name, inputs, outputs, attributes, types)
-
-
-class _Node(NamedTuple):
-    """What a kernel is made for: the attributes of a node, and the types and shapes that are checked."""
-
-    attributes: dict[str, Any]
-    inputs: list[tuple[int, list[int | None] | None]] | None  # as from `c_api.read_inputs`, or None if they are not checked
-    outputs: list[int | None]  # ONNXTensorElementDataType, or None if ONNX Runtime checks it
-
-    @property
-    def key(self) -> Attributes:
-        return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in self.attributes.items())
 
 
 def make_structure(description: Description, provider: str | None, functions: Mapping[str, int], python: int) -> OrtCustomOp:
@@ -98,10 +86,6 @@ class CustomOp:
         (operator,) = (known for known in OPERATORS.newest(self.description.domain) if known.name == self.description.name)
         return operator, operators.overloads(operator, self.release)[self.description.number]
 
-    @property
-    def has_shape_reference(self) -> bool:
-        return self.release >= c_api.SHAPE_REFERENCE_RELEASE
-
     def create_kernel(self, info: int) -> int:
         """Compile the kernel of an OrtKernelInfo's node, so that its first run does not have to, and return the address of the
         node's state. Raise TypeError or ValueError if the node is invalid."""
@@ -121,7 +105,7 @@ class CustomOp:
         self._check(node)
         operators.state_of(operator, overload, node.attributes, compiles=False)  # raises ValueError if an attribute is invalid
         types = None if operator.is_homogeneous else tuple(number for number, _ in node.inputs or ())
-        return need_of(operator, overload, node.key, types)
+        return need_of(operator, overload, node.attribute_items, types)
 
     def infer_outputs(self, context: int, thread: int) -> None:
         """Set the types and shapes of outputs in an OrtShapeInferContext. The API sets type and shape together, so if the rank
@@ -149,10 +133,14 @@ class CustomOp:
                 inferred = InferredTensor(c_api.type_number(output.element_type), shape, names)
                 c_api.set_inferred_output(self.api, context, index, inferred)
 
-    def _read(self, info: int) -> _Node:
+    def _read(self, info: int) -> Node:
         """Return what is known of an OrtKernelInfo's node."""
         description, get_type = self.description, OrtApi.KernelInfo_GetOutputTypeInfo
-        return _Node(
+        return Node(
+            self.release,
+            description.domain,
+            description.name,
+            description.number,
             {attribute[0]: c_api.read_attribute(self.api, info, *attribute) for attribute in description.attributes},
             c_api.read_inputs(self.api, info) if description.is_checked else None,
             [
@@ -161,7 +149,7 @@ class CustomOp:
             ],
         )
 
-    def _check(self, node: _Node) -> None:
+    def _check(self, node: Node) -> None:
         """Check the types and shapes of inputs, as far as they are known, and the types of outputs of any type: a tensor of
         another type may have too little memory. Raise TypeError or ValueError if one is invalid."""
         from ..declaration import Tensor
@@ -181,18 +169,17 @@ class CustomOp:
             if declared is not None and declared not in map(c_api.type_number, allowed):
                 raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
-    def _find_or_compile(self, node: _Node) -> NodeKernel:
+    def _find_or_compile(self, node: Node) -> NodeKernel:
         """Return a kept kernel, or the kernel of all nodes with this operator, these types and attributes."""
-        description = self.description
-        key = NodeKey(self.release, description.domain, description.name, description.number, *node)
-        if not self.is_on_gpu and (kept := kept_nodes.find(key, self.api, self.has_shape_reference)):
+        if not self.is_on_gpu and (kept := kept_nodes.find(node, self.api)):
             return kept
         self._check(node)
-        if node.key not in self.kernels:
-            self.kernels[node.key] = self._compile(node.attributes)
+        items = node.attribute_items
+        if items not in self.kernels:
+            self.kernels[items] = self._compile(node.attributes)
         if not self.is_on_gpu:
-            kept_nodes.keep(key, *self.declared)
-        return self.kernels[node.key]
+            kept_nodes.keep(node, *self.declared)
+        return self.kernels[items]
 
     def _compile(self, attributes: Mapping[str, Any]) -> NodeKernel:
         from . import operators
@@ -200,7 +187,7 @@ class CustomOp:
         operator, overload = self.declared
         make = operators.gpu_state_of if self.is_on_gpu else operators.state_of
         state = keep_alive(make(operator, overload, attributes))
-        state["api"], state["has_shape_reference"] = self.api, self.has_shape_reference
+        state["api"], state["has_shape_reference"] = self.api, c_api.has_shape_reference(self.release)
         state["messages"] = c_api.texts_at(operators.messages_of(operator))
         functions = operators.node_functions(operator.family, self.is_on_gpu)
         release_compiler()

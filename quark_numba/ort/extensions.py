@@ -26,7 +26,7 @@ from ..catalog import OPERATORS
 from ..compiling.lock import run_in_creation
 from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
-from ..element_types import FLOAT32, ElementType, named, names
+from ..element_types import FLOAT32, ElementType
 from ..errors import missing_packages_are_named
 
 _log = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ def has(operator: Operator) -> bool:
 
 
 MISSING = (
-    f"{names(named('float16 bfloat16')).replace(' or ', ' and ')}, nodes without a zero point, nodes of "
-    "block formats that leave an attribute out, an axis that the shapes do not determine, scales of LSTM layers beyond six "
-    "digits, errors from a run (they are logged, and the output is empty), and most of the speed"
+    "float16 and bfloat16, nodes without a zero point, nodes of block formats that leave an attribute out, an axis that the "
+    "shapes do not determine, scales of LSTM layers beyond six digits, errors from a run (they are logged, and the output is "
+    "empty), and most of the speed"
 )
 
 

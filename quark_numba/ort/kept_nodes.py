@@ -2,7 +2,7 @@
 operators share, and the states of nodes. A process that finds them loads compiled functions with LLVM alone: it needs neither
 Numba nor the declarations of operators.
 
-Operators that were added to the catalog have no records. A process that added some has no records of other operators either."""
+A process that has added operators to the catalog neither finds nor keeps descriptions and states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.cache import find_record, keep_record, load_function, reference_of
-from .c_api import Description, keep_alive, texts_at
+from .c_api import Description, has_shape_reference, keep_alive, texts_at
 
 if TYPE_CHECKING:
     from ..declaration import Operator, Overload
@@ -79,16 +79,21 @@ def _kept_descriptions(release: tuple[int, ...]) -> list[Description]:
     return made
 
 
-class NodeKey(NamedTuple):
-    """All that the kernel of a node depends on."""
+class Node(NamedTuple):
+    """All that the kernel of a node depends on: an overload, the attributes, and the types and shapes that are checked."""
 
     release: tuple[int, ...]  # of ONNX Runtime, which numbers the overloads
     domain: str
     name: str
     overload: int
     attributes: Mapping[str, Any]
-    inputs: Any  # the types and shapes that are checked
-    outputs: Any
+    inputs: list[tuple[int, list[int | None] | None]] | None  # from `c_api.read_inputs`; None: they are not checked
+    outputs: list[int | None]  # ONNXTensorElementDataType; None: ONNX Runtime checks it
+
+    @property
+    def attribute_items(self) -> tuple[tuple[str, Any], ...]:
+        """The attributes in a form that can be hashed."""
+        return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in self.attributes.items())
 
     @property
     def record(self) -> str:
@@ -100,34 +105,34 @@ class NodeKey(NamedTuple):
 _kernels: dict[tuple[str, int], NodeKernel] = {}
 
 
-def find(key: NodeKey, api: int, has_shape_reference: bool) -> NodeKernel | None:
+def find(node: Node, api: int) -> NodeKernel | None:
     """Return the kept kernel of a node, or None if no kernel is kept for it."""
-    name = key.record
+    name = node.record
     if (name, api) not in _kernels and _may_be_kept():
         record = find_record(name)
         with suppress(LookupError, OSError, ValueError):
             if record:
-                _kernels[name, api] = _load(record, api, has_shape_reference)
+                _kernels[name, api] = _load(record, api, has_shape_reference(node.release))
     return _kernels.get((name, api))
 
 
-def _load(record: Mapping[str, Any], api: int, has_shape_reference: bool) -> NodeKernel:
+def _load(record: Mapping[str, Any], api: int, has_reference: bool) -> NodeKernel:
     words = [*record["words"]]
     for index, reference in record["functions"]:
         words[index] = load_function(reference)
     # The first fields of `nodes.context.STATE`.
-    words[:3] = api, has_shape_reference, texts_at(tuple(text.encode() for text in record["messages"]))
+    words[:3] = api, has_reference, texts_at(tuple(text.encode() for text in record["messages"]))
     state = keep_alive((ctypes.c_int64 * len(words))(*words))
     return NodeKernel(ctypes.addressof(state), *(load_function(each) if each else 0 for each in record["node"]))
 
 
-def keep(key: NodeKey, operator: Operator, overload: Overload) -> None:
+def keep(node: Node, operator: Operator, overload: Overload) -> None:
     """Keep the kernel of a node, which this process has compiled, unless one of its functions is not on disk."""
     from . import operators
 
     if not _may_be_kept():
         return
-    words, functions = operators.words_of(operator, overload, key.attributes)
+    words, functions = operators.words_of(operator, overload, node.attributes)
     with suppress(LookupError):
         content = {
             "words": [0 if index in functions else word for index, word in enumerate(words)],
@@ -135,4 +140,4 @@ def keep(key: NodeKey, operator: Operator, overload: Overload) -> None:
             "node": [reference_of(address) if address else "" for address in operators.node_functions(operator.family)],
             "messages": [text.decode() for text in operators.messages_of(operator)],
         }
-        keep_record(key.record, content)
+        keep_record(node.record, content)
