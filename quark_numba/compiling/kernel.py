@@ -71,17 +71,13 @@ class Table(dict[K, Kernel], Generic[K]):
     keys : iterable
     package : str
         The family, as in `Kernel`.
-
-    Raises
-    ------
-    ValueError
-        If a key occurs twice.
     """
 
     def __init__(self, keys: Iterable[K], package: str) -> None:
-        super().__init__()
+        super().__init__((key, Kernel(key, package)) for key in keys)
         self.package = package
-        for key in keys:
-            if key in self:
-                raise ValueError(f"two kernels for {key}")
-            self[key] = Kernel(key, package)
+
+    @property
+    def kernels(self) -> Any:
+        """The module ``kernels`` of the family, which imports Numba."""
+        return importlib.import_module(f"{self.package}.kernels")

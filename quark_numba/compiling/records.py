@@ -1,4 +1,4 @@
-"""Records on the stack, for callbacks and nodes."""
+"""Records of compiled functions: their dtypes, and new ones on the stack."""
 
 from __future__ import annotations
 

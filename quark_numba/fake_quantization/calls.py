@@ -175,12 +175,7 @@ def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 @created_cache
 def _preparer(key: Key) -> Any:
-    def compiled() -> Any:
-        from .kernels import prepare_kernel
-
-        return prepare_kernel(key)
-
-    return get_or_compile(f"prepare_{key.form.replace(' ', '_')}", compiled)
+    return get_or_compile(f"prepare_{key.form.replace(' ', '_')}", lambda: TABLE.kernels.prepare_kernel(key))
 
 
 def prepare(

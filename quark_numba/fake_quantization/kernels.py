@@ -17,6 +17,7 @@ from ..compiling import jit
 from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
+from ..compiling.records import words
 from ..compiling.text import function_of
 from ..compiling.variants import Loops, variants
 from .arithmetic import converter, preparer
@@ -27,7 +28,7 @@ CHUNK = 1 << 14
 
 # The record that a node's tasks share: addresses of the tensors' elements and of the numbers; the elements of x, those of a
 # row that lie side by side, and the rows.
-WORK = np.dtype([(name, np.int64) for name in ("x", "y", "numbers", "size", "inner", "rows")])
+WORK = words("x", "y", "numbers", "size", "inner", "rows")
 
 # The type of a counter that is passed to functions: see linear.kernels.
 signed = np.intp if jit.JIT_ENABLED else int

@@ -24,6 +24,7 @@ from ..compiling import jit
 from ..compiling.array_functions import new_words, release_words
 from ..compiling.intrinsics import address_of, array_at, record_at
 from ..compiling.jit import unsigned
+from ..compiling.records import words
 from ..compiling.variants import READ, WRITTEN, variants
 from .arithmetic import MAX_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
@@ -33,9 +34,7 @@ ENCODE_WEIGHTS, ENCODE_INPUTS, MULTIPLY, STEP, PHASES = range(5)
 
 # The record that the parts of a phase share: the addresses of the tensors' elements, of the memory for weights, of the working
 # memory and of the layer; the phase; and the sizes.
-WORK = np.dtype(
-    [(name, np.int64) for name in ("x", "w", "r", "b", "y", "weights", "memory", "layer", "phase", "steps", "batch", "inputs")]
-)
+WORK = words("x", "w", "r", "b", "y", "weights", "memory", "layer", "phase", "steps", "batch", "inputs")
 
 
 @jit.function

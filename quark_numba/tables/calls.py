@@ -58,12 +58,7 @@ def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
 
 @created_cache
 def _filler() -> Any:
-    def compiled() -> Any:
-        from .kernels import fill_kernel
-
-        return fill_kernel()
-
-    return get_or_compile("fill_table", compiled)
+    return get_or_compile("fill_table", lambda: TABLE.kernels.fill_kernel())
 
 
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from ..compiling import jit
 from ..compiling.array_functions import array_function
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
+from ..compiling.records import words
 from ..compiling.variants import READ, WRITTEN, Loops, variants
 from .arithmetic import LAST, STEP
 from .granularity import NUMBERS, TOGETHER
@@ -27,7 +28,7 @@ TILE = 1 << 11
 
 # The record that a node's tasks share: addresses of the tensors' elements and of the table; the elements of x, those of a row
 # that lie side by side, the rows and the entries of each.
-WORK = np.dtype([(name, np.int64) for name in ("x", "y", "table", "size", "inner", "rows", "entries")])
+WORK = words("x", "y", "table", "size", "inner", "rows", "entries")
 
 # The type of a counter that is passed to functions: see linear.kernels.
 signed = np.intp if jit.JIT_ENABLED else int

@@ -14,7 +14,6 @@ from processes import run
 
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
-from quark_numba.compiling.kernel import Table
 from quark_numba.declaration import BlockRoundTrip, DynamicQuantize, FakeQuantize
 from quark_numba.dialects import quark
 from quark_numba.element_types import FLOAT32, find
@@ -39,11 +38,6 @@ def test_versions_come_in_order():
     versions = OPERATORS.versions(OPERATORS.find("", "QuantizeLinear"))
     with pytest.raises(ValueError, match=r"ai\.onnx::QuantizeLinear-25 comes twice, or after a later version"):
         Catalog(reversed(versions))
-
-
-def test_a_kernel_comes_once():
-    with pytest.raises(ValueError, match="two kernels for 3"):
-        Table([1, 2, 3, 3], None)
 
 
 @pytest.mark.parametrize("operator", [*OPERATORS], ids=lambda each: f"{each.full_name}-{each.since_version}")

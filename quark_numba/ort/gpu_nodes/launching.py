@@ -9,15 +9,12 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.device import THREADS, VECTOR
 from ...compiling.intrinsics import array_at, call, record_at, stack
+from ...compiling.records import words
 from ..nodes import context
 
-# What follows a family's state. In the state, the field `task` is the handle that the driver has for the kernel.
-LAUNCH = np.dtype(
-    [
-        ("launch", np.int64),  # the address of cuLaunchKernel
-        ("units_per_thread_block", np.int64),
-    ]
-)
+# What follows a family's state: the address of cuLaunchKernel, and a number. In the state, the field `task` is the handle that
+# the driver has for the kernel.
+LAUNCH = words("launch", "units_per_thread_block")
 
 
 def state_dtype(state: np.dtype[Any], *fields: Any) -> np.dtype[Any]:

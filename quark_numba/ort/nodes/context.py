@@ -14,6 +14,7 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
 from ...compiling.records import new_record as new_record  # for the nodes
+from ...compiling.records import words
 from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
 
@@ -27,7 +28,7 @@ STATE = [
 ]
 
 # A view of a tensor's shape, where ONNX Runtime has it: the address of the dimensions, and the rank.
-SHAPE = np.dtype([("dimensions", np.int64), ("rank", np.int64)])
+SHAPE = words("dimensions", "rank")
 
 # The largest rank of a tensor: numpy's limit.
 MAX_RANK = 64
