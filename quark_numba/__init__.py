@@ -6,7 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .compiling.lock import IMPORTS  # at once, as its fork hooks have to be there before other threads import anything
-from .errors import missing_packages_are_named
+from .errors import (
+    EnvironmentVariableError,
+    MissingFileError,
+    MissingPackageError,
+    ModelError,
+    NotAvailableError,
+    WriteError,
+    missing_packages_are_named,
+)
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -18,14 +26,6 @@ if TYPE_CHECKING:
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import mx_dequantize, mx_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
-    from .errors import (
-        EnvironmentVariableError,
-        MissingFileError,
-        MissingPackageError,
-        ModelError,
-        NotAvailableError,
-        WriteError,
-    )
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
     from .library.build import build_library
     from .linear.calls import dequantize, quantize, quantize_dequantize
@@ -83,8 +83,8 @@ __all__ = [
     "unpack",
 ]
 
-# The names by module. They are imported on first use, so that a user loads only the libraries needed: numpy and ml_dtypes for
-# the calls on arrays, onnx for models, onnxruntime for sessions, and numba for the first kernel.
+# The other names, by module. They are imported on first use, so that a user loads only the libraries needed: numpy and
+# ml_dtypes for the calls on arrays, onnx for models, onnxruntime for sessions, and numba for the first kernel.
 _NAMES = {
     ".analysis.analyze": ("analyze",),
     ".analysis.evaluate": ("evaluate",),
@@ -94,10 +94,6 @@ _NAMES = {
     ".block.calls": ("bfp_quantize_dequantize", "mx_quantize_dequantize"),
     ".block.storage": ("mx_dequantize", "mx_quantize", "nvfp4_dequantize", "nvfp4_quantize"),
     ".element_types.tensors": ("from_tensor_proto", "to_tensor_proto"),
-    ".errors": (
-        *("EnvironmentVariableError", "MissingFileError", "MissingPackageError", "ModelError", "NotAvailableError"),
-        "WriteError",
-    ),
     ".fake_quantization.calls": ("fake_quantize", "minifloat_quantize_dequantize"),
     ".library.build": ("build_library",),
     ".linear.calls": ("dequantize", "quantize", "quantize_dequantize"),

@@ -141,11 +141,9 @@ _CPU_MEMORY = (1, 3, 11)
 def _check_is_here(value: Any, name: str) -> None:
     """Raise TypeError for an array that numpy would have to copy from a device, compute, or read as a whole."""
     if hasattr(value, "__dlpack_device__") and _memory(value) not in _CPU_MEMORY:
-        device = getattr(value, "device", _memory(value))
+        given = f"a {_kind(value)} on the device {getattr(value, 'device', _memory(value))}"
         how = f"{name}.cpu() of torch, {name}.get() of cupy, jax.device_get({name})"
-        raise TypeError(
-            f"{name} is a {_kind(value)} on the device {device}; expected an array in the CPU's memory: write {how}"
-        )
+        raise TypeError(f"{name} is {given}; expected an array in the CPU's memory: write {how}")
     if hasattr(type(value), "__dask_graph__"):
         raise TypeError(f"{name} is a {_kind(value)}; expected an array: write {name}.compute(), or make a dask array of it")
     if hasattr(value, "chunks"):

@@ -20,9 +20,9 @@ def unlabelled(value: Any) -> Any:
     return value.data if _is_labelled(value) else value
 
 
-def _is_labelled(*values: Any) -> bool:
+def _is_labelled(value: Any) -> bool:
     module = sys.modules.get("xarray")
-    return module is not None and any(isinstance(value, module.DataArray) for value in values)
+    return module is not None and isinstance(value, module.DataArray)
 
 
 def keeps_labels(call: Call) -> Call:

@@ -196,9 +196,8 @@ def _round_trip(nvidia: formats.NvidiaFormat) -> Operator:
         infer([None, None], attributes)
         x_array, _ = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
-        key, block_format = nvidia.format(
-            element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False
-        )
+        element_type = element_type_of(x_array.dtype, "x", (FLOAT32,))
+        key, block_format = nvidia.format(element_type, attributes["block_size"], has_codes=False)
         return convert(key, block_format, x_array, attributes["axis"], None, tensor_scale=one(scale))
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:

@@ -40,16 +40,15 @@ def round_trip(
 ) -> list[AnyOperand]:
     """Write BFPQuantizeDequantize or MXQuantizeDequantize, whose format `make_format` returns. An x of one element is returned
     as it is (see ``kernels.run``)."""
-    x, (key, block_format), axis = inputs[0], make_format(X_TYPES[0], **attributes), int(attributes["axis"])
+    x, (key, block_format) = inputs[0], make_format(X_TYPES[0], **attributes)
     shape, x_type = _shape(op, x), require(x.element_type, "the type of its x is not known")
     if 0 in shape or all(length == 1 for length in shape):
         return [x]
     whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
-    cut = _cut(
-        op, value, axis % len(shape) if len(shape) > 1 else 0, block_format.block, block_format.sub_block, is_padded=True
-    )
+    axis = int(attributes["axis"]) % len(shape) if len(shape) > 1 else 0
+    cut = _cut(op, value, axis, block_format.block, block_format.sub_block, is_padded=True)
     if key.is_microexponent:
         y = _microexponents(op, cut, block_format)
     elif key.element:

@@ -21,31 +21,25 @@ COMMAND = "quark-numba build-library MODEL... -o FOLDER"
 
 
 class Target(NamedTuple):
-    """A system: its triple, how zig names it, the end of the names of its libraries, and its processors, the default first."""
+    """A system and its processors."""
 
-    triple: str
-    zig: str
-    suffix: str
-    cpus: tuple[str, ...]
+    triple: str  # of LLVM
+    zig: str  # its name for zig
+    suffix: str  # of libraries
+    cpus: tuple[str, ...]  # the default first
+    platform: str = ""  # its name for sysconfig, if a library for this machine may have no named target
 
 
 _X86_64 = ("x86-64-v3", "x86-64", "x86-64-v2", "x86-64-v4")
 
 TARGETS = {
     # The oldest glibc that has what the library needs, and all that ONNX Runtime runs on.
-    "linux-x86-64": Target("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", ".so", _X86_64),
-    "linux-aarch64": Target("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17", ".so", ("generic",)),
-    "windows-x86-64": Target("x86_64-w64-windows-gnu", "x86_64-windows-gnu", ".dll", _X86_64),
-    "windows-aarch64": Target("aarch64-w64-windows-gnu", "aarch64-windows-gnu", ".dll", ("generic",)),
+    "linux-x86-64": Target("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", ".so", _X86_64, "linux-x86_64"),
+    "linux-aarch64": Target("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17", ".so", ("generic",), "linux-aarch64"),
+    "windows-x86-64": Target("x86_64-w64-windows-gnu", "x86_64-windows-gnu", ".dll", _X86_64, "win-amd64"),
+    "windows-aarch64": Target("aarch64-w64-windows-gnu", "aarch64-windows-gnu", ".dll", ("generic",), "win-arm64"),
     "macos-x86-64": Target("x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", ".dylib", _X86_64),
     "macos-arm64": Target("arm64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
-}
-
-_HERE = {
-    "linux-x86_64": "linux-x86-64",
-    "linux-aarch64": "linux-aarch64",
-    "win-amd64": "windows-x86-64",
-    "win-arm64": "windows-aarch64",
 }
 
 NATIVE = "native"
@@ -92,10 +86,11 @@ _LEVELS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v
 
 def here() -> str:
     """Return the name of this system. Raise ModelError if it is not one of the targets."""
-    target = _HERE.get(sysconfig.get_platform())
-    if target is None:
-        raise ModelError(f"this machine is {sysconfig.get_platform()}; expected one of {', '.join(_HERE)}")
-    return target
+    platform = sysconfig.get_platform()
+    names = {target.platform: name for name, target in TARGETS.items() if target.platform}
+    if platform not in names:
+        raise ModelError(f"this machine is {platform}; expected one of {', '.join(names)}")
+    return names[platform]
 
 
 def machine_of(name: str, cpu: str) -> tuple[Machine, dict[str, CpuidBit]]:
@@ -165,7 +160,6 @@ def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None
         [*command, *flags, "-o", str(library), *map(str, inputs), *math], capture_output=True, text=True, check=False
     )
     if result.returncode:
+        end = f"{' '.join(command)} ended with exit code {result.returncode}"
         why = result.stderr.strip()[-2000:] or "it printed nothing"
-        raise ModelError(
-            f"the library for {name} cannot be linked: {' '.join(command)} ended with exit code {result.returncode}: {why}"
-        )
+        raise ModelError(f"the library for {name} cannot be linked: {end}: {why}")

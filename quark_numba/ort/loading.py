@@ -24,13 +24,11 @@ def is_undeclared(thread: int, domain: str, name: str) -> bool:
     this is not known, for example if the session is not being created from Python."""
     import onnxruntime
 
-    source, session = None, None
+    session, source = None, None
     for frame in _frames(thread):
         own = frame.f_locals.get("self")
-        if session is None and isinstance(own, onnxruntime.InferenceSession):
-            session = own
-        if session is not None and own is session and source is None:
-            source = frame.f_locals.get("path_or_bytes")
+        if isinstance(own, onnxruntime.InferenceSession) and session in (None, own):
+            session, source = own, source or frame.f_locals.get("path_or_bytes")
     if session is None:
         return False
     if session not in _undeclared:

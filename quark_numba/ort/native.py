@@ -119,6 +119,7 @@ class Registry:
         self._custom_ops: dict[int, CustomOp] = {}  # by the addresses of their structures
         self._needs: dict[Need, None] = {}  # in their order
         self._listing = threading.Lock()
+        self._has_warned = False  # of copies
 
     @created_once
     def library(self) -> tuple[str | None, str]:
@@ -229,21 +230,16 @@ class Registry:
         with contextlib.suppress(c_api.StatusError, ValueError):
             self._custom_ops[op].infer_outputs(context, thread)
 
-    @functools.cached_property
-    def _may_copy(self) -> bool:
-        """Return whether a session of this build of ONNX Runtime may have another provider, and no warning came yet."""
-        return bool(better_in_standard(available()))
-
     def _warn_of_copies(self) -> None:
         """Warn, once a process, if nodes are created for a session with another execution provider: they run on the CPU, and
         their tensors are copied there and back. There is no warning for a provider for which running them on the CPU is the
         best."""
-        if not self._may_copy:
+        if self._has_warned or not better_in_standard(available()):
             return
         from .loading import providers_of_sessions
 
         if others := better_in_standard(providers_of_sessions(lambda options: bool(config_entry(options, REGISTERED)))):
-            self._may_copy = False
+            self._has_warned = True
             _log.warning(_COPIES, ", ".join(dict.fromkeys(others)))
 
 

@@ -194,7 +194,7 @@ def test_nodes_without_a_form(written, caplog, monkeypatch):
 
 def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
     """Drop-in sessions copy tensors to the CPU and back, for each node. A warning says so once per process."""
-    monkeypatch.setattr(native.REGISTRY, "_may_copy", True)
+    monkeypatch.setattr(native.REGISTRY, "_has_warned", False)
     source = model_of(f"{OURS}  y = Relu (p)")
     content, options = source.SerializeToString(), session_options()
     quark_numba.register(options)

@@ -83,14 +83,11 @@ def shared_library(symbol: str, address: int, argument: int, machine: Machine) -
         _EV_CURRENT,
         0,  # no entry point
         struct.calcsize(_EHDR),  # the program headers follow
-        0,  # no section headers
-        0,
+        *(0, 0),  # no section headers, no flags
         struct.calcsize(_EHDR),
         struct.calcsize(_PHDR),
         program_headers,
-        0,
-        0,
-        0,
+        *(0, 0, 0),  # of section headers: size, number, and which one has their names
     )
     header += segment(_PT_LOAD, _R | _X, 0, dynamic_at)
     header += segment(_PT_LOAD, _R | _W, dynamic_at, len(dynamic), _PAGE)

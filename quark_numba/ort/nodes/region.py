@@ -119,16 +119,10 @@ def begin(state: Any, context_address: int) -> Any:
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
     operands = Operands(shapes, ranks, state.axes, state.scalars, MAX_RANK)
-    y_shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    fault, faulty_input, rank = _write_y_shape(operands, state.lanes, y_shape)
-    return (
-        exceeds_max_rank,
-        fault,
-        faulty_input,
-        values,
-        operands,
-        array_at(address_of(y_shape, MAX_RANK - rank), rank, np.int64),
-    )
+    lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    fault, faulty_input, rank = _write_y_shape(operands, state.lanes, lengths)
+    y_shape = array_at(address_of(lengths, MAX_RANK - rank), rank, np.int64)
+    return exceeds_max_rank, fault, faulty_input, values, operands, y_shape
 
 
 @jit.expand
