@@ -11,7 +11,7 @@ from ..compiling import jit
 from ..compiling.device import THREADS, VECTOR, DeviceKernel, loader, store, work_dtype
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..compiling.text import function_of, indented, tuple_of
+from ..compiling.text import branch, function_of, indented, tuple_of
 from ..linear.device import putters, stored
 from . import arithmetic
 from .formats import HALF_TO_EVEN
@@ -93,20 +93,17 @@ def _in_registers(functions: arithmetic.BlockFunctions, convert: Any, rows: int,
 
 
 def _whole(convert_elements: Any, rows: int, count: int, y_dtype: Any, per_byte: int) -> Any:
-    """Return the function that converts a block: by `_in_registers` if it has `rows` rows, and otherwise as `_any_block` does.
-    If `is_vector`, `inner` is 1, and elements are read and written in vectors."""
+    """Return the function that converts a block of `rows` elements by `convert_elements`, and returns its scale. If
+    `is_vector`, `inner` is 1, and elements are read and written in vectors."""
     vectors = " + ".join(f"load(x, start + unsigned({at}))" for at in range(0, rows, count))
     elements = tuple_of([f"x[start + unsigned({i}) * inner]" for i in range(rows)])
-    lines = ["if is_vector:", f"    elements = {vectors}", "else:", f"    elements = {elements}"]
+    lines = branch("is_vector", [f"elements = {vectors}"], [f"elements = {elements}"])
     lines.append(f"({', '.join(f'y{i}' for i in range(rows))}), shared = convert_elements(elements, format_of)")
     y = stored(rows, 8 // per_byte)
     size, at = count // per_byte, f"start // unsigned({per_byte})"
     stores = [f"store(y, {at} + unsigned({i}), ({', '.join(y[i : i + size])},))" for i in range(0, len(y), size)]
-    if per_byte == 1:
-        single_stores = [f"y[start + unsigned({i}) * inner] = {y[i]}" for i in range(rows)]
-        lines += ["if is_vector:", *indented(stores), "else:", *indented(single_stores)]
-    else:
-        lines += stores
+    single_stores = [f"y[start + unsigned({i}) * inner] = {element}" for i, element in enumerate(y)]
+    lines += branch("is_vector", stores, single_stores) if per_byte == 1 else stores
     text = ["def convert_whole(x, y, start, inner, is_vector, format_of):", *indented([*lines, "return shared"]), ""]
     names = {"load": loader(count), "store": store, "convert_elements": convert_elements, "Y_DTYPE": y_dtype}
     return jit.inline(function_of("\n".join(text), __name__, __file__, names))

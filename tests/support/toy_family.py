@@ -78,7 +78,7 @@ def compute(state_address, context_address):
     exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, count, count)
     shape = context.shape_at(shapes, 0)
     if exceeds_max_rank or (shape.size == 0 and not state.is_mix):
-        return context.fault_status(state, exceeds_max_rank, 1, shapes)
+        return context.fault_status(state, context.EXCEEDS_MAX_RANK if exceeds_max_rank else 1, shapes)
     size = context.size_of(shape)
     status, y_value = context.output_of(state, context_address, 0, shape)
     if status:

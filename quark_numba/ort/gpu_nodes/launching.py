@@ -42,4 +42,4 @@ def launch(state: Any, launch_address: int, context_address: int, work_address: 
     code = (
         call(further.launch, (state.task, thread_blocks, 1, 1, THREADS, 1, 1, 0, stream, records.ctypes.data, 0)) & 0xFFFFFFFF
     )
-    return context.fault_status(state, False, context.NOT_STARTED, shapes, code) if code else 0
+    return context.fault_status(state, context.NOT_STARTED, shapes, code) if code else 0

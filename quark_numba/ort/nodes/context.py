@@ -38,14 +38,12 @@ MAX_RANK = 64
 # element by the family `linear`.
 _SMALL = 1 << 16
 
-# The numbers of an operator's messages: two that every operator has, then one for each fault, from _FIRST_FAULT on. Fault 0 is
-# a kernel that the GPU driver cannot start; its message has the error number, as the first of NUMBERS. The faults that an
-# operator declares begin with 1.
-_NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 2
-NOT_STARTED = 0
+# The faults that every operator may have; those that an operator declares begin with 1. Messages are in the order of these
+# numbers. NOT_STARTED: the GPU driver cannot start the kernel; its message has the error as the first of MESSAGE_NUMBERS.
+_NO_MEMORY, EXCEEDS_MAX_RANK, NOT_STARTED = -2, -1, 0
 
-# The bytes of a message: _FIRST_SHAPE + i stands for the shape of input i, and _FIRST_NUMBER + i for number i of NUMBERS. The
-# bytes from _FIRST_TEXT on are text. `messages_of` writes them, and `_status_with_message` reads them.
+# The bytes of a message: _FIRST_SHAPE + i stands for the shape of input i, and _FIRST_NUMBER + i for number i of
+# MESSAGE_NUMBERS. The bytes from _FIRST_TEXT on are text. `messages_of` writes them, and `_status_with_message` reads them.
 _FIRST_SHAPE, _FIRST_NUMBER, _FIRST_TEXT, _MAX_NUMBERS = 1, 9, 32, 3
 
 
@@ -203,7 +201,7 @@ def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int
 def no_memory(state: Any) -> int:
     """Return an OrtStatus that says that memory ran out. Its message ends in a zero byte."""
     api = record_at(state.api, API)
-    return call(api.CreateStatus, (ORT_FAIL, array_at(state.messages + 16 * _NO_MEMORY, 2, np.int64)[0]))
+    return call(api.CreateStatus, (ORT_FAIL, array_at(state.messages, 2, np.int64)[0]))  # the first message
 
 
 @jit.function
@@ -240,11 +238,11 @@ def _write(text: Any, at: int, numbers: Any, is_shape: np.bool_) -> int:
 
 
 @jit.function
-def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, numbers: Any) -> int:
+def _status_with_message(state: Any, fault: int, shapes: Any, numbers: Any) -> int:
     """Return an OrtStatus with the message of a fault, in which shapes and numbers take the place of the bytes that stand for
     them. The text is written from its end, as `_write` needs it, into memory that is large enough for all of them."""
     api = record_at(state.api, API)
-    message = array_at(state.messages + 16 * (_RANK if exceeds_max_rank else _FIRST_FAULT + fault), 2, np.int64)
+    message = array_at(state.messages + 16 * (fault - _NO_MEMORY), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
     size = template.size + 1 + 20 * len(numbers)
     for i in range(shapes.size):
@@ -272,15 +270,14 @@ def _status_with_message(state: Any, exceeds_max_rank: bool, fault: int, shapes:
 
 
 @jit.expand
-def fault_status(state: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return an OrtStatus for a fault: if `exceeds_max_rank`, that a tensor has too many dimensions, else the fault of the
-    operator with this number.
+def fault_status(state: Any, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0) -> int:
+    """Return an OrtStatus for a fault, by its number.
 
-    The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's NUMBERS.
-    If memory for the message cannot be allocated, the status says that memory ran out."""
+    The message may mention `shapes`, an array of SHAPE, one for each input, and `a` to `c`, the values of the family's
+    MESSAGE_NUMBERS. If memory for the message cannot be allocated, the status says that memory ran out."""
     numbers = array_at(stack(_MAX_NUMBERS), _MAX_NUMBERS, np.int64)  # to index a tuple might raise
     numbers[0], numbers[1], numbers[2] = a, b, c
-    return _status_with_message(state, exceeds_max_rank, fault, shapes, numbers)
+    return _status_with_message(state, fault, shapes, numbers)
 
 
 @jit.expand
@@ -288,26 +285,27 @@ def begin_output(
     state: Any, context: int, shape: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
 ) -> Any:
     """Return (an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there
-    is a fault (`fault_status`). There is nothing to do if the status is an error or the number 0."""
+    is a fault (`fault_status`) or an input has a rank above MAX_RANK. There is nothing to do if the status is an error or the
+    number 0."""
     y: Any = np.int64(0)
     if exceeds_max_rank or fault:
-        status = fault_status(state, exceeds_max_rank, fault, shapes, a, b, c)
+        status = fault_status(state, EXCEEDS_MAX_RANK if exceeds_max_rank else fault, shapes, a, b, c)
     else:
         status, y = output_of(state, context, 0, shape)
     return status, size_of(shape), y
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]:
-    """Return an operator's messages, in their order. `numbers` are the family's NUMBERS."""
+    """Return an operator's messages, in their order. `numbers` are the family's MESSAGE_NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(_FIRST_SHAPE + i)
     for i, name in enumerate(numbers):
         marks[name] = chr(_FIRST_NUMBER + i)
-    texts = {_NO_MEMORY: "out of memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
-    texts[_FIRST_FAULT + NOT_STARTED] = f"the CUDA driver could not start the kernel (error {chr(_FIRST_NUMBER)})"
-    texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
+    texts = {_NO_MEMORY: "out of memory\0", EXCEEDS_MAX_RANK: f"a tensor has more than {MAX_RANK} dimensions"}
+    texts[NOT_STARTED] = f"the CUDA driver could not start the kernel (error {chr(_FIRST_NUMBER)})"
+    texts |= {fault: text.format(**marks) for fault, text in operator.faults.items()}
     if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
         raise ValueError(f"a message of {operator.full_name} mentions a value twice; `fault_status` allocates memory for one")
-    whole = {number: f"{operator.full_name}: {text}".encode() for number, text in texts.items()}
-    return tuple(whole.get(number, b"") for number in range(max(whole) + 1))
+    whole = {fault: f"{operator.full_name}: {text}".encode() for fault, text in texts.items()}
+    return tuple(whole.get(fault, b"") for fault in range(_NO_MEMORY, max(whole) + 1))

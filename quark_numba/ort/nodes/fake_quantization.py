@@ -190,7 +190,7 @@ def compute(state_address: int, context_address: int) -> int:
                 parameters[k * rows + row] = _number_at(data, kind, _index_of(row, x_shape, first, last, shape))
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
-        status = context.fault_status(state, exceeds_max_rank, VALUES, shapes)
+        status = context.fault_status(state, VALUES, shapes)
     else:
         work_address, work = context.new_record(WORK)
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)

@@ -60,6 +60,6 @@ def compute(state_address: int, context_address: int) -> int:
         chunks = (size + CHUNK - 1) // CHUNK
         status = context.run_tasks(state, context_address, work_address, chunks, size * columns // 2)
     else:
-        status = context.fault_status(state, False, THRESHOLD, shapes, axis)
+        status = context.fault_status(state, THRESHOLD, shapes, axis)
     release(memory)
     return status
