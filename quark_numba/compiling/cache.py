@@ -311,7 +311,7 @@ class _File:
 
 
 class _FileOfNumba(_File):
-    """The file of a function, with the interface of ``numba.core.caching.Cache``. Its content is Numba's own."""
+    """The file of a function, with what compiling needs of ``numba.core.caching.Cache``. Its content is Numba's own."""
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled function, or None if its file is missing or damaged."""

@@ -179,9 +179,7 @@ def _wait_for(lock: Any) -> None:
 # What is registered first is acquired last: `thread_states` after `_lock`, for which a fork may have to wait long.
 # `IMPORTS` comes before `_lock`, which a module may take while it is imported.
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    _give_back = functools.partial(_release, thread_states)
-    os.register_at_fork(
-        before=functools.partial(_acquire, thread_states, 1), after_in_parent=_give_back, after_in_child=_give_back
-    )
+    _take, _give_back = functools.partial(_acquire, thread_states, 1), functools.partial(_release, thread_states)
+    os.register_at_fork(before=_take, after_in_parent=_give_back, after_in_child=_give_back)
     _wait_for(_lock)
     _wait_for(IMPORTS)

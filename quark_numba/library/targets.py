@@ -141,13 +141,14 @@ def linker(target: str | None) -> list[str]:
     raise ModelError(f"a library for {name} needs {instead}zig: pip install 'quark_numba[build]'")
 
 
+# Further flags of the compiler, by the end of a library's name.
+_FLAGS = {".so": ["-fPIC", "-Wl,--no-undefined", "-Wl,-z,noexecstack"], ".dylib": ["-fPIC"], ".dll": []}
+
+
 def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None:
     """Compile operators.c with the tables in each folder of a folder, and link them with the objects there. Raise ModelError if
     this fails."""
-    flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w"]
-    flags += {".so": ["-fPIC", "-Wl,--no-undefined", "-Wl,-z,noexecstack", "-s"], ".dylib": ["-fPIC", "-s"], ".dll": ["-s"]}[
-        library.suffix
-    ]
+    flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w", "-s", *_FLAGS[library.suffix]]
     if "ziglang" in command:
         flags.append("-fno-sanitize=all")
     for part in folder.iterdir():

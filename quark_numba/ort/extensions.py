@@ -101,9 +101,8 @@ def _declare() -> None:
     from ..compiling.jit import JIT_ENABLED  # which imports Numba
     from .extensions_hook import uninterrupted
 
-    onnxruntime_extensions.PyCustomOpDef.install_hooker(
-        uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
-    )
+    run = uninterrupted(hook, retry) if JIT_ENABLED else lambda *node: retry(*node)[0]
+    onnxruntime_extensions.PyCustomOpDef.install_hooker(run)
 
 
 def _inputs(operator: Operator, overload: Overload) -> Iterator[list[int]]:

@@ -43,15 +43,16 @@ def kernel(overload: Overload, selection: context.Selection) -> DeviceKernel:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: start the node's kernel. Return an OrtStatus."""
     state = record_at(state_address, region.STATE)
-    exceeds_max_rank, fault, faulty_input, values, operands, y_shape = region.begin(state, context_address)
+    inputs = region.read_inputs(state, context_address)
+    fault, operands, y_shape = inputs.fault, inputs.operands, inputs.y_shape
     lengths, masks = array_at(stack(MAX_RANK), MAX_RANK, np.int64), array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     numbers = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     loops: Any = gpu_loops.Loops(0, lengths, masks, numbers, 0)
     if fault == NO_FAULT:
         fault, loops = _loops_of(operands, state.axis, y_shape, lengths, masks, numbers)
-    shapes = region.shape_at_fault(fault, faulty_input, operands, y_shape)
+    shapes, number = region.shape_at_fault(fault, inputs), inputs.faulty_input
     status, size, y = context.begin_output(
-        state, context_address, y_shape, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels
+        state, context_address, y_shape, inputs.exceeds_max_rank, fault, shapes, number, state.axis, state.channels
     )
     if status or size == 0:
         return status
@@ -59,6 +60,6 @@ def compute(state_address: int, context_address: int) -> int:
     work = array_at(stack(WORK_WORDS), WORK_WORDS, np.int64)
     work[0] = context.data_of(state, y)
     for k in range(state.count):
-        work[1 + k] = context.data_of(state, values[k])
+        work[1 + k] = context.data_of(state, inputs.values[k])
     units = _set_work(work, operands, size, state.block, loops)
     return launch(state, state_address + LAUNCH_AT, context_address, address_of(work, 0), units, shapes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,10 +106,20 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     }
 
 
+class Inputs(NamedTuple):
+    """The inputs of a node, and the shape of y."""
+
+    exceeds_max_rank: Any  # whether an input has a rank above MAX_RANK
+    fault: Any  # of the shapes
+    faulty_input: Any  # its number
+    values: Any
+    operands: Any  # granularity.Operands
+    y_shape: Any  # an array
+
+
 @jit.expand
-def begin(state: Any, context_address: int) -> Any:
-    """Return (whether an input has a rank above MAX_RANK, the fault, the number of the faulty input, the values of the inputs,
-    the inputs as Operands, the shape of y)."""
+def read_inputs(state: Any, context_address: int) -> Any:
+    """Return the Inputs."""
     count = state.count
     exceeds_max_rank, values, input_shapes = context.read_inputs(state, context_address, count, count)
     ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
@@ -122,17 +132,17 @@ def begin(state: Any, context_address: int) -> Any:
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, faulty_input, rank = _write_y_shape(operands, state.lanes, lengths)
     y_shape = array_at(address_of(lengths, MAX_RANK - rank), rank, np.int64)
-    return exceeds_max_rank, fault, faulty_input, values, operands, y_shape
+    return Inputs(exceeds_max_rank, fault, faulty_input, values, operands, y_shape)
 
 
 @jit.expand
-def shape_at_fault(fault: int, faulty_input: int, operands: Any, y_shape: Any) -> Any:
+def shape_at_fault(fault: int, inputs: Any) -> Any:
     """Return an array with the SHAPE that a fault concerns: that of y, or of the faulty input."""
-    shapes = array_at(stack(2), 1, context.SHAPE)
-    shapes[0].dimensions, shapes[0].rank = address_of(y_shape, 0), y_shape.size
+    shapes, operands = array_at(stack(2), 1, context.SHAPE), inputs.operands
+    shapes[0].dimensions, shapes[0].rank = address_of(inputs.y_shape, 0), inputs.y_shape.size
     if fault < FIRST_OF_Y:
-        rank = operands.ranks[faulty_input]
-        shapes[0].dimensions, shapes[0].rank = address_of(operands.shapes, MAX_RANK * (faulty_input + 1) - rank), rank
+        rank, end = operands.ranks[inputs.faulty_input], MAX_RANK * (inputs.faulty_input + 1)
+        shapes[0].dimensions, shapes[0].rank = address_of(operands.shapes, end - rank), rank
     return shapes
 
 
@@ -162,18 +172,19 @@ def convert_inputs(state: Any, values: Any, operands: Any, addresses: Any, owned
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    exceeds_max_rank, fault, faulty_input, values, operands, y_shape = begin(state, context_address)
+    inputs = read_inputs(state, context_address)
+    fault, operands, y_shape = inputs.fault, inputs.operands, inputs.y_shape
     count, size = state.count, context.size_of(y_shape)
     work_address, work = context.new_record(WORK)
     if fault == NO_FAULT:
         fault = _set_layout(work, y_shape, size, state.block, state.axis, state.lanes != 0, state.channels)
-    shapes = shape_at_fault(fault, faulty_input, operands, y_shape)
+    shapes, number = shape_at_fault(fault, inputs), inputs.faulty_input
     output_shape = y_shape
     if state.lanes and y_shape.size == 5:
         output_shape = array_at(stack(4), 4, np.int64)
         _join_channels(y_shape, output_shape)
     status, _, y = context.begin_output(
-        state, context_address, output_shape, exceeds_max_rank, fault, shapes, faulty_input, state.axis, state.channels
+        state, context_address, output_shape, inputs.exceeds_max_rank, fault, shapes, number, state.axis, state.channels
     )
     if status or size == 0:
         return status
@@ -186,7 +197,7 @@ def compute(state_address: int, context_address: int) -> int:
     work.group_size, work.functions, work.buffers_size = state.group_size, address_of(state.functions, 0), state.buffers_size
     work.has_failed = 0
     addresses, owned = array_at(work.inputs, count, np.int64), array_at(stack(count), count, np.int64)
-    if convert_inputs(state, values, operands, addresses, owned, stack(count)):
+    if convert_inputs(state, inputs.values, operands, addresses, owned, stack(count)):
         chunks = _count_tile_chunks(work.block, work.outer, work.length, work.inner) if work.block else -(-size // CHUNK)
         status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
     else:
