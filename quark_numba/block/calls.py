@@ -14,7 +14,7 @@ from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
-from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
+from .formats import bfp_format, element_dtype_name, mx_format, rounding_mode_number
 from .granularity import FAULTS, BlockLoop, Format, block_shape
 from .key import X_TYPES, Key
 
@@ -127,7 +127,7 @@ def mx_quantize_dequantize(
 
 
 _INTEGERS = ("bit_width", "block_size", "sub_block_size", "sub_block_shift_bits", "convert_to_bfloat_before_bfp")
-_CHOICES = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
+_CHOICES = {"bfp_method": lambda text: text, "element_dtype": element_dtype_name, "rounding_mode": rounding_mode_number}
 
 
 def attribute_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

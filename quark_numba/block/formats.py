@@ -135,7 +135,7 @@ NVIDIA_FORMATS = NVIDIA_NVFP4, NVIDIA_MXFP8 = (
 )
 
 
-def bfp_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
+def bfp_format_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
     """Return the name of a format of BFPQuantizeDequantize, and the bits of an element, including its share of the
     exponents."""
     width = attributes["bit_width"]
@@ -145,13 +145,13 @@ def bfp_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
     return f"mx{width - 7}", bits + attributes["sub_block_shift_bits"] / attributes["sub_block_size"]
 
 
-def mx_name_of(attributes: Mapping[str, Any]) -> tuple[str, float]:
+def mx_format_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
     """Return the name of a format of MXQuantizeDequantize, and the bits of an element, including its share of the scale."""
     element = attributes["element_dtype"]
     return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / attributes["block_size"]
 
 
-def mx_name(value: Any) -> Any:
+def element_dtype_name(value: Any) -> Any:
     """Return the value of the attribute element_dtype for an element type given by any of its names or as a dtype; anything
     else is returned as it is."""
     if isinstance(value, str) and value in MX_ELEMENT_TYPES:

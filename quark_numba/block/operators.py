@@ -93,7 +93,7 @@ BFP = _operator(
     "BFPQuantizeDequantize",
     bfp_quantize_dequantize,
     formats.bfp_format,
-    formats.bfp_name,
+    formats.bfp_format_name,
     {
         "bfp_method": "The rules for Inf and NaN, and whether there are sub-blocks.",
         "axis": _AXIS,
@@ -114,7 +114,7 @@ MX = _operator(
     "MXQuantizeDequantize",
     mx_quantize_dequantize,
     formats.mx_format,
-    formats.mx_name_of,
+    formats.mx_format_name,
     {
         "element_dtype": "The element type, to which x / scale is rounded.",
         "axis": _AXIS,

@@ -457,12 +457,13 @@ def load_function(name: str) -> Callable[..., Any]:
     ``python -m``."""
     if not _FUNCTION.fullmatch(name):
         raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()  # the module may enter another one
+    sys.path.insert(0, folder)
     try:
         with errors_named(name):
             function = pkgutil.resolve_name(name)
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(folder)
     if not callable(function):
         raise ModelError(f"{name}: is a {type(function).__name__}; expected a function")
     return function

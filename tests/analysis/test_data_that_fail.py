@@ -11,7 +11,7 @@ from onnx_models import model
 
 import quark_numba
 from quark_numba import Data, Execution, ModelError
-from quark_numba.running.data import open_batches
+from quark_numba.running.data import load_function, open_batches
 from quark_numba.running.inputs import ModelInput
 
 pytestmark = [pytest.mark.compiled, pytest.mark.filterwarnings("ignore:the model has no quantization nodes")]
@@ -247,3 +247,15 @@ def test_an_error_that_is_not_the_output(monkeypatch, terminal):
     """An OSError without a number comes from a library, not from the system."""
     monkeypatch.setattr("quark_numba.cli.types.print_json", fail)
     assert terminal.error("types", "--json") == "error: OSError: chunk 7 lost "
+
+
+def test_a_module_of_data_that_enters_another_folder(tmp_path, monkeypatch):
+    """The search path is as it was, and an error in the module keeps its message."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "batches_elsewhere.py").write_text(f"import os\nos.chdir({str(inner)!r})\nraise OSError('chunk 7 lost')\n")
+    monkeypatch.chdir(tmp_path)
+    before = [*sys.path]
+    with pytest.raises(ModelError, match="chunk 7 lost"):
+        load_function("batches_elsewhere:batches")
+    assert sys.path == before
