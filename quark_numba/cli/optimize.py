@@ -47,12 +47,12 @@ def _optimize(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
 
     with progress(f"optimizing {options.model}"):
-        result = optimize.optimized(
+        result = optimize.rewrite_model(
             options.model,
             keep_quantized_weights=options.keep_quantized_weights,
             qdq=options.qdq,
             operators=options.operators,
-            regions=not options.no_regions,
+            native_operators=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
         result.check_operators()

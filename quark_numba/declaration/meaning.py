@@ -63,10 +63,14 @@ class Affine(Generic[AnyOperand]):
         return self.computes_in not in (None, FLOAT32)
 
     @property
+    def zero_points(self) -> NDArray[Any] | None:
+        """The value of the zero point, or None if it is omitted or not a constant."""
+        return None if self.zero_point is None else self.zero_point.array
+
+    @property
     def is_symmetric(self) -> bool:
         """Return whether the zero point is known to be 0."""
-        array = None if self.zero_point is None else self.zero_point.array
-        return self.zero_point is None or (array is not None and not any(array.tobytes()))
+        return self.zero_point is None or (self.zero_points is not None and not any(self.zero_points.tobytes()))
 
     def has_same_parameters(self, other: Affine[AnyOperand]) -> bool:
         """Return whether scale, zero point and granularity are the same in every run."""

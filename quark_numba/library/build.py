@@ -22,7 +22,7 @@ from ..errors import ModelError, file_error, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import native, register
 from ..ort.custom_op import Need, need_of
-from ..rewriting.optimize import optimized
+from ..rewriting.optimize import rewrite_model
 from . import child, targets
 
 NAME, _README = "quark_operators", "README.txt"
@@ -157,7 +157,7 @@ def _write(path: Path, target: Path, optimize: bool, qdq: Qdq) -> list[str]:
     target.parent.mkdir()
     source = model_files.Source.from_argument(path)
     if optimize:
-        optimized(source, qdq=qdq).save(target)
+        rewrite_model(source, qdq=qdq).save(target)
     else:
         model_files.save(source.whole(), target, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]

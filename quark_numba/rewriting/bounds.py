@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..declaration import BlockRoundTrip, Dequantize, FakeQuantize, RoundTrip
 from ..element_types import FLOAT16, FLOAT32, find
 from .graph import Graph
-from .nodes import Operand
+from .nodes import GraphOperand
 from .signs_of_zeros import MOVE_FIRST
 
 _MAX_BOUND = 2.0**100
@@ -88,7 +88,7 @@ def _bound_of_meaning(bounds: Bounds, meaning: Any) -> float:
     if isinstance(meaning, FakeQuantize):
         if meaning.form != "codes":
             return math.inf
-        scale, low, high = (bounds.find(each.value) for each in meaning.parameters.values() if isinstance(each, Operand))
+        scale, low, high = (bounds.find(each.value) for each in meaning.parameters.values() if isinstance(each, GraphOperand))
         return _rounded(max(low, high) * scale)
     if not isinstance(meaning, (RoundTrip, Dequantize)) or meaning.element_type is None:
         return math.inf

@@ -48,7 +48,7 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 def rewrite(graph: Graph) -> None:
     """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`). They also stay if regions
     are not allowed, because regions run the nodes that replace the Casts."""
-    if graph.regions and graph.qdq != "onnxruntime":
+    if graph.native_operators and graph.qdq != "onnxruntime":
         fuse(graph)
 
 

@@ -60,7 +60,7 @@ def _rank(node: ir.Node, known: Values) -> int | None:
     for value in (weights, x, *node.outputs):
         if value is not None and value.shape is not None:
             return len(value.shape)
-    shape = None if x is None else known.shape(x)
+    shape = known.shape(x)
     return None if shape is None else len(shape)
 
 

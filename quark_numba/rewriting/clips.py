@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import Affine, Dequantize, FakeQuantize, Quantize
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, require, stays_if
 from ..element_types import FLOAT32, ElementType
 from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import write
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
@@ -27,7 +27,7 @@ def rewrite(graph: Graph) -> None:
     graph.each(lambda node, dequantize: _rewrite(graph, node, dequantize), Dequantize)
 
 
-def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
+def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[GraphOperand]) -> None:
     clip = node.x.producer()
     if clip is None or clip.op_identifier() != ("", "Clip", "") or clip.attributes:
         return
@@ -35,8 +35,7 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
     bounds = _bounds(graph, clip, dequantize.element_type)
     if codes is None or bounds is None or value.is_graph_output():
         return
-    followers = [graph.node(user) if not index else None for user, index in value.uses()]
-    if not all(child and child not in graph.reasons and isinstance(graph.meaning(child), Dequantize) for child in followers):
+    if not all(index == 0 and graph.rewritable(user, Dequantize) for user, index in value.uses()):
         return
     array = graph.array(codes)
     if array is not None:
@@ -44,48 +43,39 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
         value.replace_all_uses_with(graph.shared_constant(clipped, value.name, clip, value))
         graph.remove(clip, CONSTANT)
         return
-    before = graph.node(codes.producer())
-    quantize = graph.meaning(before)
-    if before is None or before in graph.reasons or not isinstance(quantize, Quantize) or not graph.regions:
-        return
-    if (
-        len(followers) != 1
-        or len(codes.uses()) != 1
-        or codes.is_graph_output()
-        or before.ir_node.graph is not node.ir_node.graph
-    ):
-        return
-    write(graph, node, _in_one_step(graph, quantize, dequantize, bounds), FUSED)
-    graph.remove(clip, FUSED)
+    before = graph.rewritable(codes.producer(), Quantize) if graph.native_operators else None
+    has_one_use = len(value.uses()) == len(codes.uses()) == 1 and not codes.is_graph_output()
+    if before and has_one_use and before[0].ir_node.graph is node.ir_node.graph:
+        write(graph, node, _in_one_step(graph, before[1], dequantize, bounds), FUSED)
+        graph.remove(clip, FUSED)
 
 
 def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int, int] | None:
     """Return the bounds of a Clip of integers; None if they are not constants of one element."""
     if codes is None or not codes.is_integer or codes.bits > _MAX_BITS:
         return None
-    bounds = []
-    for index, missing in ((1, codes.lowest), (2, codes.highest)):
-        value = clip.inputs[index] if index < len(clip.inputs) else None
-        array = None if value is None else graph.array(value)
-        if value is not None and (array is None or array.size != 1):
-            return None
-        bounds.append(int(missing) if array is None else int(array.reshape(())))
+    bounds = [int(codes.lowest), int(codes.highest)]
+    for index, value in enumerate(clip.inputs[1:]):
+        if value is not None:
+            array = graph.array(value)
+            if array is None or array.size != 1:
+                return None
+            bounds[index] = int(array.reshape(()))
     return bounds[0], bounds[1]
 
 
 def _in_one_step(
-    graph: Graph, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
-) -> FakeQuantize[Operand]:
+    graph: Graph, quantize: Affine[GraphOperand], dequantize: Affine[GraphOperand], bounds: tuple[int, int]
+) -> FakeQuantize[GraphOperand]:
     """Return the meaning of all three nodes. Raise NotRewrittenError if a single step would not return the same results."""
-    scale, zero_point = quantize.scale.array, quantize.zero_point.array if quantize.zero_point else None
-    if scale is None or (quantize.zero_point and zero_point is None):
-        raise NotRewrittenError("its scale or its zero point is not a constant")
-    if not quantize.has_same_parameters(dequantize) or quantize.element_type is not dequantize.element_type:
-        raise NotRewrittenError("the dequantize node after it has other parameters")
-    types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
-    if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
-        raise NotRewrittenError("it computes in a type other than float32, or its scales are blocked")
-    zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
+    unknown = "its scale or its zero point is not a constant"
+    scale = require(quantize.scale.array, unknown)
+    zeros = require(quantize.zero_point.array, unknown).astype(np.float64) if quantize.zero_point else np.zeros(scale.shape)
+    is_same = quantize.has_same_parameters(dequantize) and quantize.element_type is dequantize.element_type
+    stays_if(not is_same, "the dequantize node after it has other parameters")
+    is_float32 = graph.inferred_type(quantize.x.value) is quantize.scale.element_type is FLOAT32
+    is_float32 &= not (quantize.has_other_type or dequantize.has_other_type)
+    stays_if(not is_float32 or quantize.block_size, "it computes in a type other than float32, or its scales are blocked")
     stays_if(zeros.size not in (1, scale.size), Invalid("not valid: its scale and its zero point have different shapes"))
     low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)
     parameters: dict[str, Any] = {"scale": scale, "low": low, "high": high}

@@ -32,7 +32,7 @@ from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
-from .nodes import Node, Operand, call
+from .nodes import GraphOperand, Node, call
 
 CONSTANT = "folded: a constant"
 INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"
@@ -62,7 +62,7 @@ def fold_scales(graph: Graph) -> None:
     graph.each(lambda node, meaning: _fold(graph, node, meaning, known) if _is_scale(graph, node) else None)
 
 
-def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
+def _fold(graph: Graph, node: Node, meaning: Meaning[GraphOperand] | None, known: Known) -> None:
     """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
     inputs = graph.constant_inputs(node)
     remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
@@ -87,7 +87,7 @@ def _fold(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Kno
 
 
 def _keep_codes(
-    graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[Operand] | None, known: Known
+    graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[GraphOperand] | None, known: Known
 ) -> bool:
     """Keep codes instead of a node's outputs, and return whether the node has been replaced by a node that takes these codes.
     Raise NotRewrittenError if the node takes codes itself, and stays."""
@@ -118,7 +118,9 @@ def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) ->
         graph.remember(value, tensor)
 
 
-def _round_trip(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> tuple[list[Node], ir.TensorProtocol]:
+def _round_trip(
+    graph: Graph, node: Node, quantize: Quantize[GraphOperand], known: Known
+) -> tuple[list[Node], ir.TensorProtocol]:
     """Return the dequantize nodes of a quantize node, and the result that they all have, computed in one step. One step needs
     one kernel instead of two, which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step
     would have another result, or if the codes are kept."""
@@ -140,7 +142,7 @@ def _round_trip(graph: Graph, node: Node, quantize: Quantize[Operand], known: Kn
 
 
 def _outputs(
-    graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
+    graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None, known: Known
 ) -> Sequence[ir.TensorProtocol]:
     """Return the outputs of a node for constant inputs. Raise NotRewrittenError if the node is not valid."""
     x, *others = inputs
@@ -156,7 +158,11 @@ def _outputs(
 
 
 def _lazy_output(
-    graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
+    graph: Graph,
+    node: Node,
+    x: ir.TensorProtocol,
+    others: Sequence[ir.TensorProtocol | None],
+    meaning: Meaning[GraphOperand] | None,
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
     known how to compute its rows one by one. Raise NotRewrittenError if the node is not valid."""
@@ -214,7 +220,9 @@ def _check_parameters(node: Node, x: ir.TensorProtocol, others: Sequence[ir.Tens
     call(node, [zeros, *(_first_of_other_axes(parameter, axis, len(shape)) for parameter in others)])
 
 
-def _lazy_fake_quantization(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
+def _lazy_fake_quantization(
+    graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[GraphOperand]
+) -> ComputedTensor:
     """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazy_output` does."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)

@@ -13,23 +13,23 @@ from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"
 
 
 def rewrite(graph: Graph) -> None:
-    if graph.regions:
+    if graph.native_operators:
         graph.each(lambda node, meaning: _rewrite(graph, node, meaning), FakeQuantize)
 
 
-def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> None:
+def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[GraphOperand]) -> None:
     stays_if(node.operator is FAKE_QUANTIZE, ALONE)
     write(graph, node, meaning, REWRITTEN)
 
 
-def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -> None:
+def write(graph: Graph, node: Node, meaning: FakeQuantize[GraphOperand], what: str) -> None:
     """Replace a node by this package's operator with this meaning. Raise NotRewrittenError as `parameters` does."""
     arrays, attributes = parameters(graph, meaning)
     names = FORMS[meaning.form].parameters
@@ -38,14 +38,14 @@ def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -
     graph.reasons[made] = ALONE
 
 
-def array_of(meaning: FakeQuantize[Operand], name: str) -> NDArray[Any]:
+def array_of(meaning: FakeQuantize[GraphOperand], name: str) -> NDArray[Any]:
     """Return a parameter. Raise NotRewrittenError if it is not a constant."""
     parameter = meaning.parameters[name]
-    array = parameter.array if isinstance(parameter, Operand) else np.asarray(parameter)
+    array = parameter.array if isinstance(parameter, GraphOperand) else np.asarray(parameter)
     return require(array, f"its {name} is not a constant")
 
 
-def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
+def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
     """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
     NotRewrittenError if they are not known, or not valid."""
     shape, arrays = graph.shape(meaning.x.value), []
@@ -59,8 +59,8 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
                 rank = len(require(shape, "it has several scales, and the rank of its x is not known"))
                 array = array.reshape(lengths(name, array.shape, meaning.axis, rank))
             arrays.append(array.astype(np.float32))
-            if array.dtype.kind in "iu" and np.any(arrays[-1].astype(np.float64) != array):
-                raise NotRewrittenError(f"its {name} cannot be a float32")
+            is_exact = array.dtype.kind not in "iu" or np.all(arrays[-1].astype(np.float64) == array)
+            stays_if(not is_exact, f"its {name} cannot be a float32")
         if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}

@@ -26,9 +26,6 @@ _WITH_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 FUSED = "ONNX Runtime fuses it into one of its own operators"
 UNKNOWN = "ONNX Runtime may fuse it; whether it does is not known"
 
-# Part of the message of a WriteError if ONNX Runtime could not write its answer. The message is then the reason to leave nodes.
-UNWRITTEN = "a temporary file cannot be written"
-
 
 def fused_values(graph: Graph) -> dict[str, str]:
     """Return the outputs of elementwise nodes in the main graph that regions leave to ONNX Runtime: their names, with the
@@ -75,13 +72,14 @@ def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[
                 with open(os.path.join(folder, file), "wb") as content:
                     content.truncate(max(sizes))  # which takes no room
                 Path(source).write_bytes(before.SerializeToString())
-            return before, optimized_by_onnx_runtime(source, options)
+            return before, optimize_by_onnx_runtime(source, options)
     except Exception as error:
         reraise_of_signal_handler(error)
+        graph.write_error = str(error) if isinstance(error, WriteError) else ""
         return before, str(error).splitlines()[0]
 
 
-def optimized_by_onnx_runtime(
+def optimize_by_onnx_runtime(
     model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, **named: Any
 ) -> onnx.ModelProto:
     """Return the model that a session with these arguments would run, as ONNX Runtime writes it. If the model is a path, large
@@ -117,7 +115,7 @@ def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> 
     except Exception as error:
         if not isinstance(error, OSError) and not os.path.exists(options.optimized_model_filepath):
             raise
-        raise WriteError(f"{UNWRITTEN}: {folder or tempfile.tempdir}: {reason_of(error)}") from error
+        raise WriteError(f"a temporary file cannot be written: {folder or tempfile.tempdir}: {reason_of(error)}") from error
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:

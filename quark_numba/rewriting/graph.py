@@ -33,7 +33,7 @@ class Graph(Nodes):
         model: ir.Model,
         *,
         keep_quantized_weights: bool = False,
-        regions: bool = False,
+        native_operators: bool = False,
         keep_initializers_as_inputs: bool = True,
         replaced: frozenset[str] = frozenset(),
         integers: Integers = "nowhere",
@@ -43,10 +43,11 @@ class Graph(Nodes):
             for value in [value for value in model.graph.inputs if value.is_initializer()]:
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
-        self.keep_quantized_weights, self.regions, self.integers = keep_quantized_weights, regions, integers
-        self.operators = operators
+        self.keep_quantized_weights, self.integers = keep_quantized_weights, integers
+        self.operators, self.native_operators = operators, native_operators
         self.qdq: Qdq = "float"  # what becomes of ONNX's own nodes, as `choose_qdq` answers
         self.done: Counter[tuple[str, str]] = Counter()
+        self.write_error = ""  # why ONNX Runtime's answer about this model could not be written
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._removed: dict[ir.Graph, list[ir.Node]] = defaultdict(list)  # nodes that `sweep` takes out of their graphs

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Affine, Dequantize, Quantize
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import require, stays_if
 from ..element_types import FLOAT32, INT8, UINT8, ElementType
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 
 # Scales between these, and their products and quotients, are normal numbers of float32.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
@@ -26,7 +26,7 @@ MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze"
 class Codes:
     """The codes that a node quantizes to or dequantizes. All scales are constants, and there is one zero point."""
 
-    meaning: Affine[Operand]
+    meaning: Affine[GraphOperand]
     element_type: ElementType
     scales: NDArray[np.float32]
     zero_point: int
@@ -79,45 +79,41 @@ def source_of(graph: Graph, value: ir.Value | None) -> Source:
     while producer is not None and producer.op_identifier() in MOVES and producer.inputs[0] is not None:
         moves.insert(0, producer)
         producer = producer.inputs[0].producer()
-    node = graph.node(producer)
-    meaning = graph.meaning(node)
-    if node is None or node in graph.reasons or not node.is_standard or not isinstance(meaning, Dequantize):
-        raise NotRewrittenError("an input is not dequantized")
-    codes, quantize = known_codes(meaning), graph.node(node.x.producer())
-    if quantize and quantize.operator.operation == "quantize" and graph.tensor(quantize.x) is not None:
-        raise NotRewrittenError("its codes are those of a float constant")
+    node, meaning = require(graph.rewritable(producer, Dequantize), "an input is not dequantized")
+    stays_if(not node.is_standard, "an input is not dequantized")
+    codes, before = known_codes(meaning), graph.meaning(graph.node(node.x.producer()))
+    is_of_constant = isinstance(before, Quantize) and before.x.is_constant
+    stays_if(is_of_constant, "its codes are those of a float constant")
     if meaning.element_type is INT8 and not meaning.x.is_constant:
         # Only a value that the model itself quantizes can be quantized to uint8 instead.
-        before = graph.meaning(quantize)
-        if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
-            raise NotRewrittenError("its codes are not quantized in the model")
-        _quantized(graph, quantize, before)
+        _quantized(graph, node.x.producer(), "its codes are not quantized in the model")
     return Source(node, codes, tuple(moves))
 
 
-def known_codes(meaning: Affine[Operand]) -> Codes:
+def known_codes(meaning: Affine[GraphOperand]) -> Codes:
     """Return the codes of a node. Raise NotRewrittenError unless it has constant parameters that integer operators take."""
-    codes, scale, zero_point = meaning.element_type, meaning.scale.array, 0
-    if codes is None or not codes.is_integer or codes.bits > 8:
-        raise NotRewrittenError("its codes are not integers of at most 8 bits")
+    large, unknown = "its codes are not integers of at most 8 bits", "its scale is not constant, or empty"
+    codes = require(meaning.element_type, large)
+    stays_if(not codes.is_integer or codes.bits > 8, large)
     stays_if(meaning.block_size, "its scales are blocked")
     stays_if(meaning.has_other_type, "it computes in a type other than float32")
-    if scale is None or not scale.size:
-        raise NotRewrittenError("its scale is not constant, or empty")
+    scale, zero_point = require(meaning.scale.array, unknown), 0
+    stays_if(not scale.size, unknown)
     stays_if(scale.dtype != FLOAT32.dtype or scale.ndim > 1, "its scale is not a scalar or vector of float32")
     if meaning.zero_point is not None:
-        zeros = meaning.zero_point.array
-        if zeros is None or zeros.shape != scale.shape:
-            raise NotRewrittenError("its zero points are not constant, or their shape is not that of its scale")
+        unknown = "its zero points are not constant, or their shape is not that of its scale"
+        zeros = require(meaning.zero_point.array, unknown)
+        stays_if(zeros.shape != scale.shape, unknown)
         zero_point = int(zeros.reshape(-1)[0])
         stays_if(np.any(zeros != zeros.reshape(-1)[0]), "its zero points differ")
     stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")
     return Codes(meaning, codes, scale, zero_point)
 
 
-def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
-    """Return the codes of a quantize node. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale. Only
-    dequantize nodes may use int8 codes."""
+def _quantized(graph: Graph, producer: ir.Node | None, otherwise: str) -> tuple[Node, Codes]:
+    """Return a quantize node and its codes. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale; if it
+    is no quantize node, `otherwise` is the reason. Only dequantize nodes may use int8 codes."""
+    node, meaning = require(graph.rewritable(producer, Quantize), otherwise)
     codes = known_codes(meaning)
     stays_if(not node.is_standard, "it is quantized by an operator other than QuantizeLinear")
     stays_if(codes.element_type.bits != 8, "it is not quantized to 8 bits")
@@ -125,14 +121,11 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
     stays_if(graph.inferred_type(node.x) is not FLOAT32, "its x is not known to be float32")
     if codes.element_type is INT8:
         for user, index in node.y.uses():
-            after = graph.node(user)
-            dequantize = graph.meaning(after)
-            is_left = after is None or not after.is_standard or after in graph.reasons
-            if is_left or index or not isinstance(dequantize, Dequantize):
-                raise NotRewrittenError("its codes have other users")
+            after, dequantize = require(graph.rewritable(user, Dequantize), "its codes have other users")
+            stays_if(index or not after.is_standard, "its codes have other users")
             known_codes(dequantize)
         stays_if(node.y.is_graph_output(), "its codes are an output of its graph")
-    return codes
+    return node, codes
 
 
 def target_of(graph: Graph, node: ir.Node) -> Target:
@@ -142,19 +135,15 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     value = node.outputs[0]
     while True:
         uses = [*value.uses()]
-        if len(uses) != 1 or value.is_graph_output() or uses[0][0].graph is not node.graph or uses[0][1]:
-            raise NotRewrittenError("its output is used by something other than one quantize node")
-        user = uses[0][0]
+        has_one_use = len(uses) == 1 and uses[0].idx == 0 and uses[0].node.graph is node.graph
+        stays_if(not has_one_use or value.is_graph_output(), "its output is used by something other than one quantize node")
+        user = uses[0].node
         if (bounds := _clip_bounds(graph, user)) is None:
             break
         clips.append(user)
         low, high = (min(max(bound, bounds[0]), bounds[1]) for bound in (low, high))
         value = user.outputs[0]
-    quantize = graph.node(user)
-    meaning = graph.meaning(quantize)
-    if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
-        raise NotRewrittenError("its output is not quantized")
-    codes = _quantized(graph, quantize, meaning)
+    quantize, codes = _quantized(graph, user, "its output is not quantized")
     # Quantizing is monotonic, so clipping before it has the same result as clipping the codes.
     limits = codes.element_type.lowest, codes.element_type.highest
     steps = np.rint(np.array([low, high], np.float32) / codes.scale)
@@ -170,8 +159,8 @@ def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
         return None
     bounds = [node.attributes.get_float("min", -math.inf), node.attributes.get_float("max", math.inf)]
     for index, value in enumerate(node.inputs[1:3]):
-        array = None if value is None else graph.array(value)
         if value is not None:
+            array = graph.array(value)
             if array is None or array.size != 1 or array.dtype != np.float32 or np.isnan(array).any():
                 return None
             bounds[index] = float(array.reshape(()))

@@ -47,7 +47,6 @@ def quantization_cost(graph: Graph, value: ir.Value) -> float:
 def _shape(graph: Graph, value: ir.Value | None) -> list[int]:
     """Return the shape of a value. An unknown first dimension, often the batch, is taken to be 1, and any other unknown
     dimension to be `_UNKNOWN`."""
-    shape = None if value is None else graph.shape(value)
     # Some models say -1 where a dimension is unknown.
-    known = [length if isinstance(length, int) and length > 0 else None for length in shape or ()]
+    known = [length if isinstance(length, int) and length > 0 else None for length in graph.shape(value) or ()]
     return [length or (_UNKNOWN if place else 1) for place, length in enumerate(known)]

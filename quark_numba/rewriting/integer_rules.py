@@ -4,7 +4,7 @@ are those of the nodes as written."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,11 +83,11 @@ class Rule:
         sources = tuple(source_of(graph, value) for value in node.inputs[:count])
         target = target_of(graph, node)
         stays_if(target.bounds and graph.model.opset_imports[""] < 12, "Clip has no codes")
-        if any(source.codes.element_type.bits != 8 and not source.is_constant for source in sources):
-            raise NotRewrittenError("an input has codes of fewer bits")
-        stays_if(all(source.is_constant for source in sources), "it is a constant")
-        if any(source.codes.scales.size != 1 for source in sources[: 1 if self.has_weights else None]):
-            raise NotRewrittenError("an input has several scales")
+        computed = [source for source in sources if not source.is_constant]
+        stays_if(any(source.codes.element_type.bits != 8 for source in computed), "an input has codes of fewer bits")
+        stays_if(not computed, "it is a constant")
+        with_one_scale = sources[:1] if self.has_weights else sources
+        stays_if(any(source.codes.scales.size != 1 for source in with_one_scale), "an input has several scales")
         weights_type = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
         match = Match(node, self, sources, weights_type, target)
         if self.check:
@@ -110,8 +110,7 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     """Return the int32 codes of a bias. Raise NotRewrittenError unless their scale is that of the products, within a rounding
     error."""
-    node = graph.node(value.producer())
-    meaning = graph.meaning(node)
+    meaning = graph.meaning(graph.node(value.producer()))
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
         raise NotRewrittenError("its bias is not dequantized from int32")
     unknown = "its bias is not constant"
@@ -120,12 +119,12 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     stays_if(meaning.block_size, "its bias has blocked scales")
     x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
     products, y_scale = x_scales * weight_scales, match.target.codes.scale
-    if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
-        raise NotRewrittenError("its bias has another shape")
+    fits = codes.ndim == 1 and {products.size, scale.size} <= {1, codes.size}
+    stays_if(not fits, "its bias has another shape")
     stays_if(not np.allclose(scale.reshape(-1), products, 2.0**-23, 0), "the scale of its bias is not that of its products")
     magnitudes = np.abs(codes.astype(np.float64))
-    if np.any(magnitudes > _MAX_BIAS) or (codes.size and np.any(magnitudes * products > _MAX_BIAS_STEPS * y_scale)):
-        raise NotRewrittenError("its bias is too large")
+    is_large = np.any(magnitudes > _MAX_BIAS) or np.any(magnitudes * products > _MAX_BIAS_STEPS * y_scale)
+    stays_if(is_large, "its bias is too large")
     return codes
 
 
@@ -149,8 +148,8 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 def _check_products(products: Any) -> None:
     """Raise NotRewrittenError unless the sum of this number of products fits int32. A sum of 0 products is refused too, because
     ONNX Runtime's integer operators then do not write their output."""
-    if not isinstance(products, int) or not 1 <= products <= _MAX_PRODUCTS:
-        raise NotRewrittenError("the number of its products is not known, or too large, or 0")
+    fits = isinstance(products, int) and 1 <= products <= _MAX_PRODUCTS
+    stays_if(not fits, "the number of its products is not known, or too large, or 0")
 
 
 def _check_conv(graph: Graph, match: Match) -> None:
@@ -163,8 +162,8 @@ def _check_gemm(graph: Graph, match: Match) -> None:
     turned = bool(attributes.get_int("transB"))
     shape = _weights_shape(graph, match.sources[1], along=1 - turned)
     has_bias = len(match.node.inputs) > 2 and match.node.inputs[2] is not None
-    if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
-        raise NotRewrittenError("it scales its products")
+    factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0) if has_bias else 1.0
+    stays_if(factors != (1, 1), "it scales its products")
     stays_if(attributes.get_int("transA"), "transA is set")
     _check_products(shape[turned] if len(shape) == 2 else None)
 
@@ -175,8 +174,7 @@ def _check_matmul(graph: Graph, match: Match) -> None:
         shape = _weights_shape(graph, b, along=1)
         _check_products(shape[0] if len(shape) == 2 else None)
     else:
-        a = match.node.inputs[0]
-        a_shape = graph.shape(a) if a else None
+        a_shape = graph.shape(match.node.inputs[0])
         _check_products(a_shape[-1] if a_shape and b.codes.scales.size == 1 else None)
 
 
@@ -199,9 +197,9 @@ def _check_binary(graph: Graph, match: Match) -> None:
 def _check_division(graph: Graph, match: Match) -> None:
     """Raise NotRewrittenError unless the divisor is a constant, and QLinearMul with its reciprocal gives the codes of the
     specification. If a result is nearly a tie, the other of its two codes counts as well."""
-    (source,), divisor = match.sources, divisor_of(graph, match.node)
-    if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
-        raise NotRewrittenError("its divisor is not a constant, or extreme")
+    (source,), reason = match.sources, "its divisor is not a constant, or extreme"
+    divisor = require(divisor_of(graph, match.node), reason)
+    stays_if(not LEAST_SCALE <= divisor <= LARGEST_SCALE, reason)
     exact = source.codes.unscaled_values * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
     stays_if(np.abs(exact).max() > 2.0**20, "its scale is too small")
     # The reciprocal of a power of two is exact.
@@ -210,9 +208,7 @@ def _check_division(graph: Graph, match: Match) -> None:
 
 def divisor_of(graph: Graph, node: ir.Node) -> float | None:
     """Return the only element of what a node divides by, or None if it is not known or adds dimensions to x."""
-    x, value = node.inputs[:2]
-    array = None if value is None else graph.array(value)
-    shape = None if x is None else graph.shape(x)
+    shape, array = graph.shape(node.inputs[0]), graph.array(node.inputs[1])
     if array is None or array.size != 1 or array.dtype != FLOAT32.dtype or (array.ndim and array.ndim > len(shape or ())):
         return None
     return float(array.reshape(()))
@@ -222,27 +218,33 @@ def _check_ties(match: Match, exact: NDArray[np.float64], refuses_ties: bool = F
     """Raise NotRewrittenError if a result may be a tie, and either `refuses_ties` is set or the zero point is odd. The operator
     adds the zero point before it rounds half to even, so an odd one turns ties the other way. `exact` are all results, in
     steps of the output."""
-    if (refuses_ties or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE):
-        raise NotRewrittenError("two codes may be equally near")
+    if refuses_ties or match.target.codes.zero_point % 2:
+        stays_if(np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE), "two codes may be equally near")
 
 
-def _check_pool(graph: Graph, match: Match) -> None:
-    values, is_average = match.node.attributes, match.node.op_type == "AveragePool"
-    if is_average and (values.get_int("ceil_mode") or set(values.get_ints("dilations", [1])) != {1} or "auto_pad" in values):
-        raise NotRewrittenError("it pads or skips elements")
-    shape = graph.shape(match.node.inputs[0]) if match.node.inputs[0] else None
-    if shape is None or len(shape) < 3:
-        raise NotRewrittenError("the rank of its x is not known")
-    sizes: Any = values.get_ints("kernel_shape") if is_average else shape[2:]
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MAX_PRODUCTS:
-        raise NotRewrittenError("the number of its elements is not known, or too large")
-    if is_average:
-        # QLinearAveragePool adds floats.
-        most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
-        stays_if(most * max(1.0, quotient) > _MAX_POOLED, "its sums are too large")
-        sums = np.arange(-255 * most, 255 * most + 1) * quotient
-        for count in range(1, most + 1):  # at the edges there are fewer elements
-            _check_ties(match, sums / count)
+def _check_average_pool(graph: Graph, match: Match) -> None:
+    values = match.node.attributes
+    is_plain = not values.get_int("ceil_mode") and set(values.get_ints("dilations", [1])) == {1} and "auto_pad" not in values
+    stays_if(not is_plain, "it pads or skips elements")
+    _check_global_pool(graph, match, values.get_ints("kernel_shape") or ())
+    # QLinearAveragePool adds floats.
+    most = math.prod(values.get_ints("kernel_shape") or ())
+    quotient = float(match.sources[0].codes.scale) / float(match.target.codes.scale)
+    stays_if(most * max(1.0, quotient) > _MAX_POOLED, "its sums are too large")
+    sums = np.arange(-255 * most, 255 * most + 1) * quotient
+    for count in range(1, most + 1):  # at the edges there are fewer elements
+        _check_ties(match, sums / count)
+
+
+def _check_global_pool(graph: Graph, match: Match, kernel: Sequence[int] | None = None) -> None:
+    """Raise NotRewrittenError unless the number of elements of a pool is known, and not too large. Without `kernel` these are
+    all elements of a channel."""
+    unknown = "the rank of its x is not known"
+    shape = require(graph.shape(match.node.inputs[0]), unknown)
+    stays_if(len(shape) < 3, unknown)
+    sizes: Any = shape[2:] if kernel is None else kernel
+    is_known = bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
+    stays_if(not is_known or math.prod(sizes) > _MAX_PRODUCTS, "the number of its elements is not known, or too large")
 
 
 def _check_same_codes(graph: Graph, match: Match) -> None:
@@ -250,8 +252,8 @@ def _check_same_codes(graph: Graph, match: Match) -> None:
     for source in match.sources:
         one, other = source.codes, match.target.codes
         stays_if(one.scale != other.scale, "it quantizes with another scale")
-        if (one.zero_point, one.element_type) != (other.zero_point, other.element_type):
-            raise NotRewrittenError("it quantizes with another zero point")
+        is_equal = (one.zero_point, one.element_type) == (other.zero_point, other.element_type)
+        stays_if(not is_equal, "it quantizes with another zero point")
 
 
 def _check_max_pool(graph: Graph, match: Match) -> None:
@@ -268,8 +270,8 @@ RULES = {
     "Add": Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
     "Mul": Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
     "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
-    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_POOL_ATTRIBUTES),
-    "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
+    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_average_pool, attributes=_POOL_ATTRIBUTES),
+    "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_global_pool),
     "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, "y x", ("axis",)),
     "MaxPool": Rule("", "", 1, _check_max_pool, "codes", None),
     **{name: Rule("", "", 1, _check_same_codes, "codes", None) for _, name, _ in MOVES},

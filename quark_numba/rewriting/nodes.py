@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ from onnx import shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator, Quantize
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
@@ -31,6 +31,8 @@ from .onnx_runtime import has_operator
 _MAX_KEPT = 1 << 16
 
 Shape = Sequence[int | str | None]
+
+M = TypeVar("M")  # a kind of meaning
 
 
 class Inferred(NamedTuple):
@@ -50,9 +52,13 @@ class Values:
         self._inferred: dict[ir.Value, Inferred] | None = None
         self._names: set[str | None] | None = None
 
-    def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
+    # These functions take None for an input that a node omits, of which nothing is known.
+
+    def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
         """Return the tensor of a constant, which may be read or computed only when it is used, or None if the value is not a
         constant. An initializer that will be replaced has no value yet."""
+        if value is None:
+            return None
         if value in self._computed:
             return self._computed[value]
         with suppress(ValueError):  # a node Constant that is not valid
@@ -65,36 +71,36 @@ class Values:
         it."""
         return value.is_graph_input() and value.is_initializer() and self.model.ir_version >= 4
 
-    def array(self, value: ir.Value) -> NDArray[Any] | None:
+    def array(self, value: ir.Value | None) -> NDArray[Any] | None:
         """Return the array of a constant, or None if the value is not a constant or has a type that the package lacks. A large
         array is read again each time."""
-        if value not in self._arrays:
-            tensor = self.tensor(value)
-            if tensor is None or find_any(tensor.dtype.value) is None:
-                return None
-            array = tensors.array_of(tensor)
-            if array.nbytes > _MAX_KEPT:
-                return array
+        if value in self._arrays:
+            return self._arrays[value]
+        tensor = self.tensor(value)
+        if value is None or tensor is None or find_any(tensor.dtype.value) is None:
+            return None
+        array = tensors.array_of(tensor)
+        if array.nbytes <= _MAX_KEPT:
             self._arrays[value] = array
-        return self._arrays[value]
+        return array
 
     def remember(self, value: ir.Value, tensor: ir.TensorProtocol) -> None:
         """Record the tensor that a value was found to be, although its node still exists."""
         self._computed[value] = tensor
 
     def type(self, value: ir.Value | None) -> ElementType | None:
-        if value is None:
-            return None
-        tensor = self.tensor(value)
-        return find(tensor.dtype.value) if tensor is not None else find(value.dtype.value) if value.dtype else None
+        known = self.tensor(value) or value
+        return find(known.dtype.value) if known is not None and known.dtype else None
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
         """Return the element type of a value, from the model or from onnx's inference."""
         inferred = self._infer(value)  # at the first call, of the whole model
         return self.type(value) or inferred.element_type
 
-    def shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """Return the shape of a value, as far as it is known. A dimension is a number, a name, or None."""
+        if value is None:
+            return None
         inferred = self._infer(value).shape
         if inferred is not None or value.shape is None:
             return inferred
@@ -176,7 +182,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Operand:
+class GraphOperand:
     """An input of a node: the ``Operand`` that declarations take."""
 
     graph: Nodes
@@ -197,7 +203,7 @@ class Operand:
         is_codes = isinstance(producer, (Quantize, DynamicQuantize)) and self.value.index() == 0
         return producer.element_type if is_codes else known  # type: ignore[union-attr]
 
-    def is_same(self, other: Operand) -> bool:
+    def is_same(self, other: GraphOperand) -> bool:
         if self.value is other.value:
             return True
         sizes = [tensor.nbytes for operand in (self, other) if (tensor := operand.graph.tensor(operand.value))]
@@ -305,21 +311,27 @@ class Nodes(Values):
     def constant_inputs(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
         has a type that the package lacks."""
-        tensors = [None if value is None else self.tensor(value) for value in node.ir_node.inputs]
+        tensors = [self.tensor(value) for value in node.ir_node.inputs]
         for value, tensor in zip(node.ir_node.inputs, tensors, strict=True):
             if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
                 return None
         return tensors
 
-    def meaning(self, node: Node | None) -> Meaning[Operand] | None:
+    def meaning(self, node: Node | None) -> Meaning[GraphOperand] | None:
         """Return the meaning of a node with its current inputs. Return None if there is no node, it is not valid, or its
         operator has no meaning."""
         if node is None or not node.is_valid or node.operator.meaning is None:
             return None
-        operands = [None if value is None else Operand(self, value) for value in node.ir_node.inputs]
+        operands = [None if value is None else GraphOperand(self, value) for value in node.ir_node.inputs]
         return node.operator.meaning(operands, node.attributes)
 
-    def affine(self, node: Node) -> Affine[Operand]:
+    def rewritable(self, node: ir.Node | None, kind: type[M]) -> tuple[Node, M] | None:
+        """Return the record of a node and its meaning. Return None if it has no meaning of this kind, or stays as it is."""
+        record = self.node(node)
+        meaning = self.meaning(record)
+        return (record, meaning) if record and record not in self.reasons and isinstance(meaning, kind) else None
+
+    def affine(self, node: Node) -> Affine[GraphOperand]:
         """Return the meaning of a node that is known to quantize or dequantize with a scale."""
         meaning = self.meaning(node)
         assert isinstance(meaning, Affine)
@@ -336,19 +348,18 @@ class Nodes(Values):
         stays_if(not value.uses(), f"nothing uses {unused}")
         followers = []
         for user, position in value.uses():
-            follower = self.node(user)
             stays_if(user.graph is not node.ir_node.graph, f"{what} are used in another graph")
-            if follower and position == index and follower in self.reasons:
-                raise NotRewrittenError(f"{follower.full_name} after it stays: {self.reasons[follower]}")
-            if follower is None or position != index or not isinstance(self.meaning(follower), Dequantize):
-                raise NotRewrittenError(f"{what} are used by {full_name(user)}")
+            other_use = f"{what} are used by {full_name(user)}"
+            follower = require(self.node(user) if position == index else None, other_use)
+            stays_if(follower in self.reasons, f"{follower.full_name} after it stays: {self.reasons.get(follower)}")
+            stays_if(not isinstance(self.meaning(follower), Dequantize), other_use)
             followers.append(follower)
         return sorted(followers, key=lambda follower: follower.index)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises NotRewrittenError if
         x is not valid."""
-        others = [None if value is None else self.array(value) for value in node.ir_node.inputs[1:]]
+        others = [self.array(value) for value in node.ir_node.inputs[1:]]
         return lambda x: call(node, [x, *others])[0]
 
 

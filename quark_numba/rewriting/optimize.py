@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict, Unpack, overload
 
@@ -170,12 +170,12 @@ def optimize(
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
-    result = optimized(
+    result = rewrite_model(
         model,
         keep_quantized_weights=keep_quantized_weights,
         qdq=qdq,
         operators=operators,
-        regions=regions,
+        native_operators=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
     result.check_operators()
@@ -186,20 +186,24 @@ def optimize(
 
 
 @dataclass
-class Optimized:
+class RewrittenModel:
     """An optimized model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
-    `rewritten` is the model whose large tensors may still have to be read or computed."""
+
+    `lazy_model` is the model whose large tensors may still have to be read or computed. `write_error` says why a file could not
+    be written that ONNX Runtime was to answer in, so that more nodes than necessary may be left; "" if there was no such error.
+    """
 
     source: model_files.Source
-    rewritten: model_files.Model
+    lazy_model: model_files.Model
     done: Counter[tuple[str, str]]
     left: Counter[tuple[str, str]]
     operators: Operators = "custom"
+    write_error: str = ""
 
     @property
     def model(self) -> onnx.ModelProto:
         """The model with all its tensors."""
-        result = model_files.as_proto(self.rewritten)
+        result = model_files.as_proto(self.lazy_model)
         self.source.check()
         return result
 
@@ -221,26 +225,27 @@ class Optimized:
                 for what, others in (("has tensors of", self.source.files), ("is", [original] if original else [])):
                     if files.is_one_of(file, others):
                         raise ModelError(f"{file} {what} the original model; expected another name for the optimized one")
-        model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
+        model_files.save(self.lazy_model, path, apart=self.source.is_apart, check=self.source.check)
 
 
 @no_garbage_collection()
-def optimized(
+def rewrite_model(
     model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
     *,
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
     operators: Operators = "custom",
-    regions: bool = True,
+    native_operators: bool = True,
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
     has_other_providers: bool = False,
-) -> Optimized:
-    """Optimize a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants. `integers`:
-    where integer operators have to be exact, if they may be used at all. `has_other_providers` says whether the model is for
-    execution providers other than the CPU provider. Then the shapes of outputs are written, which some providers need.
-    `choose_qdq` says what becomes of ONNX's own nodes."""
+) -> RewrittenModel:
+    """Optimize a model as `optimize` does, and count the nodes. `native_operators` says whether operators may be written that
+    only the native backend has. Initializers named in `replaced` are not constants. `integers`: where integer operators have to
+    be exact, if they may be used at all. `has_other_providers` says whether the model is for execution providers other than the
+    CPU provider. Then the shapes of outputs are written, which some providers need. `choose_qdq` says what becomes of ONNX's
+    own nodes."""
     check_choices(QDQ, qdq=qdq)
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
@@ -249,7 +254,7 @@ def optimized(
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
-        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), operators)
+        return RewrittenModel(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), operators)
     with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
@@ -258,7 +263,7 @@ def optimized(
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
-            regions=regions or is_standard,
+            native_operators=native_operators or is_standard,  # standard forms take their place at the end
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
@@ -267,9 +272,9 @@ def optimized(
         graph.qdq = choose_qdq(
             qdq,
             operators,
-            is_native=regions,
+            native_operators=native_operators,
             has_other_providers=has_other_providers,
-            is_run_by_onnx_runtime=has_other_providers and standard_operators.runs_all(graph),
+            runs_all=lambda: standard_operators.runs_all(graph),
             integers=integers,
         )
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
@@ -278,30 +283,31 @@ def optimized(
             graph.sweep()
         if has_other_providers:
             graph.write_shapes()
-        return Optimized(source, intermediate, done + graph.done, in_functions + graph.left, operators)
+        left = in_functions + graph.left
+        return RewrittenModel(source, intermediate, done + graph.done, left, operators, graph.write_error)
 
 
 def choose_qdq(
     qdq: Qdq,
     operators: Operators,
     *,
-    is_native: bool,
+    native_operators: bool,
     has_other_providers: bool,
-    is_run_by_onnx_runtime: bool,
+    runs_all: Callable[[], bool],
     integers: Integers,
 ) -> Qdq:
     """Return what becomes of ONNX's own quantization nodes in a model, given the argument `qdq`. "onnxruntime": ONNX Runtime
     runs them. "float": they are rewritten in `operators`. "auto": the same, apart from groups that become integer operators.
 
-    `is_run_by_onnx_runtime` says whether ONNX Runtime runs all quantization nodes of the model without this package. The page
-    of sessions, ``quark_numba/session/README.md``, has the answers as a table."""
+    `runs_all()` returns whether ONNX Runtime runs all quantization nodes of the model without this package. The page of
+    sessions, ``quark_numba/session/README.md``, has the answers as a table."""
     if qdq != "auto":
         return qdq
     if has_other_providers and operators != "cuda":  # a provider may have integer operators
-        return "onnxruntime" if is_run_by_onnx_runtime else "float"
+        return "onnxruntime" if runs_all() else "float"
     if operators in standard_forms.ONNX_ONLY:
         return "float"
-    if not is_native:  # nothing runs the nodes that own_operators writes
+    if not native_operators:  # nothing runs the nodes that own_operators writes
         return "onnxruntime"
     # ONNX Runtime has integer operators only on the CPU.
     return "float" if operators == "cuda" or integers == "nowhere" else "auto"

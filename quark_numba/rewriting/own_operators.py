@@ -18,7 +18,7 @@ from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 from .onnx_runtime import casts_to
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
@@ -42,7 +42,7 @@ def rewrite(graph: Graph) -> None:
         is_run = is_run_by_onnx_runtime(node, graph.meaning(node))
         if is_run and graph.qdq == "onnxruntime":
             continue
-        if not graph.regions:
+        if not graph.native_operators:
             if node.is_standard and not is_run:
                 graph.reasons[node] = _ONLY_NATIVE
             continue
@@ -58,12 +58,12 @@ def rewrite(graph: Graph) -> None:
         new = graph.replace(node, COUNTERPARTS[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:
             graph.reasons[new] = reason
-    if graph.regions and graph.qdq != "onnxruntime":
+    if graph.native_operators and graph.qdq != "onnxruntime":
         for function in graph.model.functions.values():
             _rename(function)
 
 
-def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> list[ir.Value]:
+def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[GraphOperand]) -> list[ir.Value]:
     """Return zeros in the shape of a scale that is known only in a run, or nothing if ONNX Runtime cannot make them."""
     codes = meaning.element_type
     if codes is None or not casts_to(codes):

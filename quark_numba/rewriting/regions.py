@@ -19,7 +19,7 @@ from ..region.operators import OPERATORS as REGION
 from . import casts
 from .fusions import fused_values
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -30,7 +30,7 @@ _FIRST_OPSET = 13
 
 
 def rewrite(graph: Graph) -> None:
-    if not graph.regions or graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
+    if not graph.native_operators or graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
         return
     kinds = RoundTrip, BlockRoundTrip, FakeQuantize
     quantized = [
@@ -107,16 +107,16 @@ class _Steps:
         self.floats.add(node.outputs[0])
         return Step(CAST, (), (("to", FLOAT32.number),))
 
-    def _round_trip(self, node: Node, meaning: RoundTrip[Operand]) -> Step:
-        scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
+    def _round_trip(self, node: Node, meaning: RoundTrip[GraphOperand]) -> Step:
         stays_if(meaning.block_size, "its scales are blocked")
-        if scale is None or zero_point is None or scale.dtype != FLOAT32.dtype:
-            raise NotRewrittenError("its scale or its zero point is not a constant")
-        if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
-            raise NotRewrittenError("its scale and its zero point have different shapes")
-        codes = meaning.element_type
-        if codes not in programs.ZERO_POINTS:
-            raise NotRewrittenError(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
+        unknown = "its scale or its zero point is not a constant"
+        scale = require(meaning.scale.array, unknown)
+        zero_point = require(meaning.zero_points, unknown)
+        stays_if(scale.dtype != FLOAT32.dtype, unknown)
+        are_alike = scale.shape == zero_point.shape or scale.size == zero_point.size == 1
+        stays_if(not are_alike, "its scale and its zero point have different shapes")
+        codes = require(meaning.element_type, f"{_REGION.full_name} has no zero point of its type")
+        stays_if(codes not in programs.ZERO_POINTS, f"{_REGION.full_name} has no {codes.name}")
         axis = 0
         if scale.size != 1:
             axis = meaning.axis
@@ -126,12 +126,13 @@ class _Steps:
         self.floats |= {node.x, node.y}  # the operator has no other types
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
-    def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
+    def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[GraphOperand]) -> Step:
         stays_if(meaning.operator not in BLOCK_ROUND_TRIPS, f"{_REGION.full_name} has no {node.full_name}")
-        shape = self.graph.shape(node.x)
         stays_if(not self._is_float32(node.x), f"{_REGION.full_name} has no blocks of a type other than float32")
-        if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
-            raise NotRewrittenError("the rank of its x is not known, or it may have one element")
+        unknown = "the rank of its x is not known, or it may have one element"
+        shape = require(self.graph.shape(node.x), unknown)
+        has_several = any(isinstance(length, int) and length > 1 for length in shape)
+        stays_if(len(shape) < 2 or not has_several, unknown)
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         stays_if(not -len(shape) <= axis < 0, Invalid("not valid: its axis is out of range"))
         most = MAX_IN_REGISTERS if self.graph.operators == "cuda" else MAX_ROWS
@@ -141,7 +142,7 @@ class _Steps:
 
     def _is_nonzero(self, value: ir.Value | None) -> bool:
         """Return whether a value is a constant without zeros."""
-        array = None if value is None else self.graph.array(value)
+        array = self.graph.array(value)
         return array is not None and bool(np.all(array != 0))
 
     def _is_float32(self, value: ir.Value) -> bool:
@@ -158,10 +159,10 @@ class _InputKey(NamedTuple):
 
 
 # What a step takes: an input of the region, the result of another step, or nothing.
-_Operand = _InputKey | ir.Value | None
+_StepInput = _InputKey | ir.Value | None
 
 
-def _collect_inputs(nodes: list[ir.Node], operands: list[list[_Operand]]) -> dict[_InputKey, ir.Value]:
+def _collect_inputs(nodes: list[ir.Node], operands: list[list[_StepInput]]) -> dict[_InputKey, ir.Value]:
     """Return a value for each input of a region. Inputs that may be as large as y come first."""
     values: dict[_InputKey, ir.Value] = {}
     for node, row in zip(nodes, operands, strict=True):
@@ -277,7 +278,7 @@ class _Merger:
             if node.graph:  # the node may have been removed already, together with its last user
                 self.graph.remove(node, MERGED)
 
-    def _operand(self, node: ir.Node, index: int, nodes: set[ir.Node]) -> _Operand:
+    def _operand(self, node: ir.Node, index: int, nodes: set[ir.Node]) -> _StepInput:
         """Return what the step of a node takes for an input of the node, in a region of these nodes."""
         value = node.inputs[index]
         if value is None or value.producer() in nodes:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from ..declaration import BlockRoundTrip, RoundTrip
 from ..element_types import BFLOAT16, FLOAT32
 from .graph import Graph
-from .nodes import Operand
+from .nodes import GraphOperand
 from .round_trips import is_exact
 from .signs_of_zeros import MOVE_ALL, MOVE_FIRST, signs_of_zeros_are_lost
 
 REPEATED = "dropped: an equal one rounded its x already"
 
-_RoundTrip = RoundTrip[Operand] | BlockRoundTrip[Operand]
+_RoundTrip = RoundTrip[GraphOperand] | BlockRoundTrip[GraphOperand]
 
 
 def rewrite(graph: Graph) -> None:
@@ -113,17 +113,17 @@ def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
     return is_same_type and not before.has_other_type and round_trip.has_same_parameters(before)
 
 
-def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:
+def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[GraphOperand]) -> bool:
     """Return whether a node returns elements of its first input or constants that the round trip returns as they are."""
     if node.op_type == "Relu":
         return _keeps_number(round_trip, np.zeros((), np.float32))
     if node.op_type != "Clip" or node.attributes or len(node.inputs) != 3:
         return False
-    bounds = [None if value is None else graph.array(value) for value in node.inputs[1:]]
+    bounds = [graph.array(value) for value in node.inputs[1:]]
     return all(bound is not None and bound.size == 1 and _keeps_number(round_trip, bound) for bound in bounds)
 
 
-def _keeps_number(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
+def _keeps_number(round_trip: RoundTrip[GraphOperand], number: NDArray[Any]) -> bool:
     """Return whether an idempotent round trip returns a float32 number unchanged. It is False for -0."""
     codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
     assert codes

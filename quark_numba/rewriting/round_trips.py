@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32, ElementType
 from .graph import Graph
-from .nodes import Node, Operand, call
+from .nodes import GraphOperand, Node, call
 
 ROUND_TRIP = "dropped: it returns the codes that were dequantized"
 
@@ -22,13 +22,12 @@ def rewrite(graph: Graph) -> None:
     graph.each(lambda node, quantize: _drop(graph, node, quantize), Quantize)
 
 
-def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
+def _drop(graph: Graph, node: Node, after: Quantize[GraphOperand]) -> None:
     producer = graph.node(node.x.producer())
     before = graph.meaning(producer)
     if not producer or not isinstance(before, Dequantize) or node.y.is_graph_output():
         return
-    codes, scale = after.element_type, after.scale.array
-    zero_point = after.zero_point.array if after.zero_point else None
+    codes, scale, zero_point = after.element_type, after.scale.array, after.zero_points
     if codes is None or codes is not before.element_type or scale is None:
         return
     if not after.has_same_parameters(before) or (after.zero_point and zero_point is None):
@@ -43,7 +42,7 @@ def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
     graph.remove(node, ROUND_TRIP)
 
 
-def is_exact(after: Affine[Operand], before: Affine[Operand], scale: NDArray[Any]) -> bool:
+def is_exact(after: Affine[GraphOperand], before: Affine[GraphOperand], scale: NDArray[Any]) -> bool:
     """Return whether it is proved that every code of up to 16 bits comes back. The proof: the difference n of a code and the
     zero point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale
     overflows or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less

@@ -22,7 +22,7 @@ from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 from .signs_of_zeros import signs_of_zeros_are_lost
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -70,7 +70,7 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.ir_node.inputs]
     builder = _NodeWriter(graph, node, bounds)
-    form: Callable[..., Sequence[Operand]] = require(node.operator.standard_form, "it has no standard form")
+    form: Callable[..., Sequence[GraphOperand]] = require(node.operator.standard_form, "it has no standard form")
     try:
         node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
         outputs = form(builder, inputs, node.attributes)
@@ -117,7 +117,7 @@ def _producers(node: ir.Node) -> list[ir.Node]:
     return [producer] if producer else []
 
 
-class _Input(Operand):
+class _Input(GraphOperand):
     """An input whose element type onnx's inference may know."""
 
     @property
@@ -125,7 +125,7 @@ class _Input(Operand):
         return super().element_type or self.graph.inferred_type(self.value)
 
 
-class _NodeWriter(Builder[Operand]):
+class _NodeWriter(Builder[GraphOperand]):
     """Writes nodes in front of a node of a graph."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
@@ -133,7 +133,7 @@ class _NodeWriter(Builder[Operand]):
         self._graph, self._node, self._bounds = graph, node, bounds
         self.written: list[ir.Node] = []
 
-    def __call__(self, op_type: str, *inputs: Any, **attributes: Any) -> Operand:
+    def __call__(self, op_type: str, *inputs: Any, **attributes: Any) -> GraphOperand:
         try:
             schema = onnx.defs.get_schema(op_type, self.opset, "")
         except SchemaError:
@@ -150,7 +150,7 @@ class _NodeWriter(Builder[Operand]):
         self._node.ir_node.prepend(made)
         self.written.append(made)
         self._bounds.add(made)
-        return Operand(self._graph, y)
+        return GraphOperand(self._graph, y)
 
     @functools.cached_property
     def is_beside_product(self) -> bool:
@@ -165,20 +165,20 @@ class _NodeWriter(Builder[Operand]):
         for node in reversed(self.written):
             self._graph.remove(node, None)
 
-    def shape(self, x: Operand) -> Shape | None:
+    def shape(self, x: GraphOperand) -> Shape | None:
         tensor = self._graph.tensor(x.value)
         shape = self._graph.shape(x.value) if tensor is None else tensor.shape.numpy()
         return None if shape is None else [length if isinstance(length, int) and length >= 0 else None for length in shape]
 
-    def may_be_nan(self, x: Operand) -> bool:
+    def may_be_nan(self, x: GraphOperand) -> bool:
         return not math.isfinite(self._bounds.find(x.value))
 
-    def tensor(self, operand: Operand) -> Tensor:
+    def tensor(self, operand: GraphOperand) -> Tensor:
         """Return what is known of an operand."""
         return Tensor(operand.element_type, self.shape(operand))
 
     def _value(self, operand: Any) -> ir.Value:
-        if isinstance(operand, Operand):
+        if isinstance(operand, GraphOperand):
             return operand.value
         array = np.asarray(operand) if isinstance(operand, (np.ndarray, np.generic)) else np.array(operand, np.float32)
         return self._graph.shared_array(array, "constant", self._node.ir_node)
@@ -192,12 +192,11 @@ class _NodeWriter(Builder[Operand]):
             if value is None:
                 continue
             tensor = self._graph.tensor(value)
-            known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
-            number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
-            if not number:
-                raise NotRewrittenError("the type of its x is not known")
+            dtype = value.dtype if tensor is None else tensor.dtype
+            known = self._graph.inferred_type(value) if dtype is None else None
+            number = require(known.number if known else dtype.value if dtype else None, "the type of its x is not known")
             assert value.name
-            types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
+            types[value.name] = helper.make_tensor_type_proto(number, self.shape(GraphOperand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MAX_READ:
                 data[value.name] = ir.serde.serialize_tensor(tensor)
             self._check_type(number, schema.inputs[min(index, len(schema.inputs) - 1)].types, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
 from .graph import Graph
-from .nodes import Node, Operand
+from .nodes import GraphOperand, Node
 from .onnx_runtime import runs
 
 _FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"
@@ -41,7 +41,7 @@ def rewrite(graph: Graph) -> None:
                 graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
 
 
-def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
+def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[GraphOperand]]]:
     """Return the nodes of ONNX's own operators that ONNX Runtime cannot run, and those that it can run, with their meanings.
     Nodes that compute nothing but scales of the former are neither."""
     nodes = [node for node in graph.nodes() if node.is_standard and node not in graph.reasons]
@@ -51,7 +51,7 @@ def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
     return missing, {node: meaning for node, meaning in meanings.items() if node not in missing | scales}
 
 
-def _may_differ(meaning: Affine[Operand]) -> bool:
+def _may_differ(meaning: Affine[GraphOperand]) -> bool:
     """Return whether the result of ONNX Runtime for one of ONNX's own nodes may differ from the specification."""
     codes = meaning.element_type
     if codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
@@ -59,7 +59,7 @@ def _may_differ(meaning: Affine[Operand]) -> bool:
     return codes.bits == 32 and not meaning.is_symmetric
 
 
-def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
+def is_run_by_onnx_runtime(node: Node, meaning: Meaning[GraphOperand] | None) -> bool:
     """Return whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
     if not (node.is_standard and isinstance(meaning, Affine)):
         return False
@@ -71,7 +71,7 @@ def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:
     return bool(users) and not node.y.is_graph_output() and all(index and graph.node(user) in missing for user, index in users)
 
 
-def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
+def _is_onnx_runtimes(graph: Graph, codes: GraphOperand) -> bool:
     """Return whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)

@@ -21,11 +21,11 @@ import onnxruntime
 from onnx import helper
 
 from ..declaration.reasons import NotRewrittenError, stays_if
-from ..errors import errors_named
+from ..errors import WriteError, errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, config_entry, register
-from ..rewriting.fusions import optimized_by_onnx_runtime
+from ..rewriting.fusions import optimize_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, find_lanes
@@ -34,12 +34,13 @@ from .request import SessionRequest
 
 
 class BlockedModel(NamedTuple):
-    """The model for the session, or None if the model stays as it is; the number of regions in the blocked layout; and the
-    numbers of regions that are left out, by reason."""
+    """The model for the session, or None if the model stays as it is; the number of regions in the blocked layout; the numbers
+    of regions that are left out, by reason; and why ONNX Runtime's optimized model could not be written, or ""."""
 
     model: onnx.ModelProto | None
     in_layout: int
     left_out: Counter[str]
+    write_error: str = ""
 
 
 def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = None) -> BlockedModel:
@@ -54,7 +55,8 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
         lanes = _find_lanes_for(request)
         optimized = _optimize(path or model, request)
     except NotRewrittenError as error:
-        return BlockedModel(None, 0, Counter({str(error): regions}))
+        write_error = str(error.__cause__) if isinstance(error.__cause__, WriteError) else ""
+        return BlockedModel(None, 0, Counter({str(error): regions}), write_error)
     tensors = BlockedTensors(optimized, lanes, path and os.path.dirname(path))
     in_layout, left_out = 0, Counter[str]()
     for node in optimized.graph.node:
@@ -65,7 +67,7 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
             HANDLERS[kind](tensors, node)
             in_layout += is_region
         except NotRewrittenError as error:
-            reason = tensors.leave(node, str(error))
+            reason = tensors.leave(node, error)
             left_out.update([reason] * is_region)
     for output in optimized.graph.output:
         tensors.reorder_output(output.name)
@@ -83,12 +85,12 @@ def _find_lanes_for(request: SessionRequest) -> int:
     tensors in blocks."""
     options = request.options
     stays_if(request.other_providers, "the session has other execution providers than CPUExecutionProvider")
-    if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
-        raise NotRewrittenError("graph_optimization_level is not ORT_ENABLE_ALL")
+    is_all = options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    stays_if(not is_all, "graph_optimization_level is not ORT_ENABLE_ALL")
     stays_if(options.optimized_model_filepath, "optimized_model_filepath is set")
-    disabled = request.ort_arguments.get("disabled_optimizers") or ()
-    if "NchwcTransformer" in {*disabled, *(config_entry(options, DISABLED_OPTIMIZERS) or "").split(";")}:
-        raise NotRewrittenError("NchwcTransformer is disabled")
+    disabled = [*(request.ort_arguments.get("disabled_optimizers") or ())]
+    disabled += (config_entry(options, DISABLED_OPTIMIZERS) or "").split(";")
+    stays_if("NchwcTransformer" in disabled, "NchwcTransformer is disabled")
     with errors_named("ONNX Runtime laid out no convolution", NotRewrittenError):
         lanes = find_lanes()
     stays_if(lanes == 1, "ONNX Runtime has no blocked layout on this processor")
@@ -107,7 +109,7 @@ def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.Mod
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
     with errors_named("ONNX Runtime did not write the optimized model", NotRewrittenError):
-        return optimized_by_onnx_runtime(model, options, **request.ort_arguments)
+        return optimize_by_onnx_runtime(model, options, **request.ort_arguments)
 
 
 def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:

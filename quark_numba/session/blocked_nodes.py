@@ -5,18 +5,20 @@ nodes could see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..declaration.reasons import NotRewrittenError, stays_if
+from ..declaration.reasons import stays_if
 from ..element_types import FLOAT32
 from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
+from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
@@ -31,33 +33,36 @@ _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigm
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
-    inputs = [name for name in node.input if name]
-    if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(name not in tensors.constants for name in inputs[1:]):
-        raise NotRewrittenError("its weights are not constants")
-    weights = tensors.constants[inputs[1]]
-    if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
-        raise NotRewrittenError("its weights are not float32, or do not have four dimensions")
+    x, *parameters = node.input
+    are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
+    stays_if(not are_constants, "its weights are not constants")
+    w, *bias = parameters
+    weights = tensors.constants[w]
+    is_float32 = weights.data_type == FLOAT32.number
+    stays_if(not is_float32 or len(weights.dims) != 4, "its weights are not float32, or do not have four dimensions")
     outer, inner, lanes = weights.dims[0], weights.dims[1], tensors.lanes
-    group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    reads_blocks = True
+    group = _attributes(node).get("group", 1)
+    is_depthwise = inner == 1 and outer == group > 1
+    reads_blocks = not is_depthwise
     if group > 1:
-        is_depthwise = inner == 1 and outer == group
-        if outer % ALIGNMENT or not (is_depthwise or (inner % lanes == 0 and outer % (group * lanes) == 0)):
-            raise NotRewrittenError("its groups are not whole blocks")
-        reads_blocks = not is_depthwise
-        x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
+        are_blocks = is_depthwise or (inner % lanes == 0 and outer % (group * lanes) == 0)
+        stays_if(outer % ALIGNMENT or not are_blocks, "its groups are not whole blocks")
+        x = tensors.in_blocks(x, inner * group, zeros=reads_blocks)
         group = -(-outer // lanes) * lanes if is_depthwise else group
     elif inner < lanes:  # with so few channels the convolution reads ONNX's layout
-        tensors.reorder_output(inputs[0])
-        x, reads_blocks = inputs[0], False
-    elif inner % ALIGNMENT:
-        raise NotRewrittenError(NOT_ALIGNED)
+        tensors.reorder_output(x)
+        reads_blocks = False
     else:
-        x = tensors.in_blocks(inputs[0], inner, zeros=True)
-    w = tensors.constant(inputs[1], f"filter {reads_blocks}", lambda array: filter_in_blocks(array, lanes, reads_blocks))
-    bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in inputs[2:]]
+        stays_if(inner % ALIGNMENT, NOT_ALIGNED)
+        x = tensors.in_blocks(x, inner, zeros=True)
+    w = tensors.constant(w, f"filter {reads_blocks}", lambda array: filter_in_blocks(array, lanes, reads_blocks))
+    bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in bias]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # a FusedConv becomes a Conv too
     for attribute in copy.attribute:
@@ -68,17 +73,18 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
     stays_if(len(node.output) > 1, "it has a second output, of indices")
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
-        raise NotRewrittenError("it has ceil_mode or auto_pad")
+    attributes = _attributes(node)
+    has_auto_pad = attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    stays_if(attributes.get("ceil_mode") or has_auto_pad, "it has ceil_mode or auto_pad")
     stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
-    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(operand.channels % tensors.lanes for operand in operands):
-        raise NotRewrittenError("it does not join whole blocks of channels")
+    are_whole = all(operand.channels % tensors.lanes == 0 for operand in operands)
+    joins_channels = _attributes(node)["axis"] in (1, -3)
+    stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
     del copy.attribute[:]
@@ -91,10 +97,10 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = {name: tensors.already_in_blocks(name) for name in names}
     shapes = [tensors.shapes.get(name) for name in names]
     is_known = len(names) == 1 or all(shape is not None and None not in shape for shape in shapes)
-    if not names or not is_known or any(shape != shapes[0] for shape in shapes):
-        raise NotRewrittenError("its inputs are not known to have one shape")
-    if any(np.prod(constant.dims) != 1 or len(constant.dims) > 4 for constant in constants):
-        raise NotRewrittenError("it has a constant of several elements")
+    are_equal = bool(names) and all(shape == shapes[0] for shape in shapes)
+    stays_if(not (is_known and are_equal), "its inputs are not known to have one shape")
+    are_scalars = all(np.prod(constant.dims) == 1 and len(constant.dims) <= 4 for constant in constants)
+    stays_if(not are_scalars, "it has a constant of several elements")
     inputs = [operands[name].name if name in operands else name for name in node.input]
     returns_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not constants
     has_zeros = returns_zeros and all(operand.has_zeros for operand in operands.values())
@@ -111,13 +117,13 @@ def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = _attributes(node)
     modes = attributes.get("mode", b"nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
-    if modes != (b"nearest", b"asymmetric", b"floor") or "axes" in attributes or len(node.input) != 3:
-        raise NotRewrittenError("it does not repeat elements")
+    repeats = modes == (b"nearest", b"asymmetric", b"floor") and "axes" not in attributes and len(node.input) == 3
+    stays_if(not repeats, "it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
-    if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():
-        raise NotRewrittenError("it does not repeat elements a known, whole number of times")
+    are_whole = scales.shape == (4,) and (scales[:2] == 1).all() and (scales >= 1).all() and (scales % 1 == 0).all()
+    stays_if(not are_whole, "it does not repeat elements a known, whole number of times")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
     del copy.attribute[:]
@@ -125,38 +131,52 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    program = parse(attributes["program"].s.decode())
-    if program.block_axis not in (0, CHANNEL_AXIS):
-        raise NotRewrittenError("it has blocks along an axis other than that of the channels")
-    stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
-    stays_if("lanes" in attributes and attributes["lanes"].i, "it is in the blocked layout already")
-    roles = list(zip(node.input, program.inputs, program.axes, strict=True))
-    stays_if(any(declared.element_type is not FLOAT32 for _, declared, axis in roles if axis is None), "it casts an input")
-    operands = dict.fromkeys(name for name, declared, axis in roles if axis is None and not declared.is_scalar)
-    channels = {name: tensors.channels(name) for name in operands}
-    stays_if(not any(name in tensors.tensors and channels[name] > 1 for name in operands), NOT_IN_BLOCKS)
-    counts = set(channels.values()) - {1}
-    stays_if(len(counts) != 1, "its inputs have different numbers of channels")
-    (count,) = counts
-    added = (name for name in operands if name not in tensors.tensors and name not in tensors.constants)
-    stays_if(count % ALIGNMENT and any(channels[name] > 1 for name in added), NOT_ALIGNED)
-    names = {}
-    for name in operands:
-        if name in tensors.constants:
-            names[name] = tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.lanes))
-        elif channels[name] > 1:
-            names[name] = tensors.in_blocks(name, count)
-        else:
-            tensors.reorder_output(name)  # a tensor of one channel broadcasts
-            names[name] = name
-    inputs = [names[name] if axis is None and not declared.is_scalar else name for name, declared, axis in roles]
-    copy = tensors.replace(node, inputs, node.domain, count, True)
+    program = parse(_attributes(node)["program"].decode())
+    _check_program(program)
+    stays_if(_attributes(node).get("lanes"), "it is in the blocked layout already")
+    # The other inputs are scales, zero points and scalars, which have no layout.
+    has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
+    operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]
+    channels = _common_channels(tensors, operands)
+    in_blocks = {name: _operand_in_blocks(tensors, name, channels) for name in operands}
+    inputs = [in_blocks[name] if yes else name for name, yes in zip(node.input, has_layout, strict=True)]
+    copy = tensors.replace(node, inputs, node.domain, channels, True)
     copy.attribute.append(helper.make_attribute("lanes", tensors.lanes))
-    if count % tensors.lanes:
-        copy.attribute.append(helper.make_attribute("channels", count))
+    if channels % tensors.lanes:
+        copy.attribute.append(helper.make_attribute("channels", channels))
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
+
+
+def _check_program(program: Program) -> None:
+    """Raise NotRewrittenError unless a region with this program can work on blocks."""
+    stays_if(program.block_axis not in (0, CHANNEL_AXIS), "it has blocks along an axis other than that of the channels")
+    stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
+    types = {declared.element_type for declared, axis in zip(program.inputs, program.axes, strict=True) if axis is None}
+    stays_if(types - {FLOAT32}, "it casts an input")
+
+
+def _common_channels(tensors: BlockedTensors, operands: Sequence[str]) -> int:
+    """Return the number of channels of a region's inputs, apart from those with one channel. Raise NotRewrittenError if it
+    differs between inputs or is not known, if none of these inputs is in blocks, or if ONNX Runtime cannot reorder one."""
+    several = {name: channels for name in operands if (channels := tensors.channels(name)) != 1}
+    if several.keys().isdisjoint(tensors.tensors):
+        raise NotInBlocksError
+    stays_if(len({*several.values()}) > 1, "its inputs have different numbers of channels")
+    channels = next(iter(several.values()))
+    reordered = several.keys() - tensors.tensors.keys() - tensors.constants.keys()
+    stays_if(reordered and channels % ALIGNMENT, NOT_ALIGNED)
+    return channels
+
+
+def _operand_in_blocks(tensors: BlockedTensors, name: str, channels: int) -> str:
+    """Return the name of a region's input in blocks. An input with one channel broadcasts, and stays in ONNX's layout."""
+    if name in tensors.constants:
+        return tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.lanes))
+    if tensors.channels(name) == 1:
+        tensors.reorder_output(name)
+        return name
+    return tensors.in_blocks(name, channels)
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..declaration.reasons import require, stays_if
+from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
@@ -24,8 +24,14 @@ _MAX_ELEMENTS = 128
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
 NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
-# Nodes that need all inputs in blocks also give this reason. Users see it only for regions, which need one input in blocks.
-NOT_IN_BLOCKS = "no input is in blocks"
+
+
+class NotInBlocksError(NotRewrittenError):
+    """No input of a node is in blocks. Also nodes that need all inputs in blocks give this reason. Users see it only for
+    regions, which need one input in blocks."""
+
+    def __init__(self) -> None:
+        super().__init__("no input is in blocks")
 
 
 class Blocked(NamedTuple):
@@ -71,13 +77,12 @@ class BlockedTensors:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
-    def leave(self, node: onnx.NodeProto, reason: str) -> str:
+    def leave(self, node: onnx.NodeProto, error: NotRewrittenError) -> str:
         """Append the node unchanged, in ONNX's layout. Return the reason, with the cause upstream if no input is in blocks."""
-        if reason == NOT_IN_BLOCKS:
+        reason, cause = error.reason, f"{node.op_type}: {error.reason}"
+        if isinstance(error, NotInBlocksError):
             cause = next((self._causes[name] for name in node.input if name in self._causes), "")
             reason = f"{reason} ({cause})" if cause else reason
-        else:
-            cause = f"{node.op_type}: {reason}"
         if cause:
             self._causes |= dict.fromkeys(node.output, cause)
         for name in used_names(node):
@@ -106,8 +111,9 @@ class BlockedTensors:
         return reordered.name
 
     def already_in_blocks(self, name: str) -> Blocked:
-        """Return a tensor that is in blocks already. Raise NotRewrittenError if it is not."""
-        stays_if(name not in self.tensors, NOT_IN_BLOCKS)
+        """Return a tensor that is in blocks already. Raise NotInBlocksError if it is not."""
+        if name not in self.tensors:
+            raise NotInBlocksError
         return self.tensors[name]
 
     def channels(self, name: str) -> int:

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from ..element_types import FLOAT32
 from ..region.calls import LANES
-from ..rewriting.fusions import optimized_by_onnx_runtime
+from ..rewriting.fusions import optimize_by_onnx_runtime
 
 # The domain of ONNX Runtime's operators on blocks.
 NCHWC = "com.microsoft.nchwc"
@@ -30,7 +30,7 @@ def find_lanes() -> int:
     weights = [numpy_helper.from_array(filter_, f"w{k}") for k, filter_ in enumerate(filters)]
     graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    laid_out = optimized_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
+    laid_out = optimize_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in laid_out.initializer}
     laid_out_weights = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
     for lanes in LANES:

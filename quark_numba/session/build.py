@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -22,12 +22,11 @@ from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
 from ..ort import TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
-from ..rewriting.fusions import UNWRITTEN
 from ..rewriting.onnx_runtime import RELEASE
-from ..rewriting.optimize import Optimized
+from ..rewriting.optimize import RewrittenModel
 from . import initializers
 from .artifact import Artifact
-from .blocked_layout import BlockedModel, has_regions, lay_out
+from .blocked_layout import has_regions, lay_out
 from .blocked_nodes import REGION
 from .model_cache import ModelCache
 from .plan import PreparationPlan, make_plan
@@ -156,44 +155,62 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
     return artifact
 
 
+class _Model(NamedTuple):
+    """A rewritten model as onnx has it, and what an `Artifact` says of it. If it is large, it is in the file `path`, and its
+    tensors are in another file beside that."""
+
+    proto: onnx.ModelProto
+    path: str | None
+    left: Counter[tuple[str, str]]
+    why_not_kept: str
+    blocked_regions: int = 0
+
+
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Build a model now, and return it. If it needs files, they are written to a temporary folder in `folder`."""
     plan = make_plan(request, source)
     with ExitStack() as files:
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
-            result = plan.rewrite(source) if plan.rewrite else Optimized(source, source.whole(), Counter(), Counter())
-            model, left = result.rewritten, result.left
-            if not result.done and source.path and not (plan.uses_blocks and has_regions(model)):
-                return Artifact(None, ExitStack(), left=left)  # ONNX Runtime reads the model's own file
-            proto, path = _to_proto(model, plan, folder, files)
+            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.whole(), Counter(), Counter())
+            if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
+                return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
+            model = _to_proto(rewritten, plan, folder, files)
             source.check()
             source.forget()
-            del model, result
+            del rewritten
             if helpers:
-                ahead.wait(helpers, proto)
-        in_blocks = lay_out(proto, request, path) if plan.uses_blocks else BlockedModel(None, 0, Counter())
-        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): n for why, n in in_blocks.left_out.items()})
-        if in_blocks.model:
-            proto = in_blocks.model
-            path = path and _exchange(path, proto)
+                ahead.wait(helpers, model.proto)
+        if plan.uses_blocks:
+            model = _lay_out_in_blocks(model, request)
         if plan.in_one_file:
-            made: bytes | str = model_files.in_one_file(proto)
+            content: bytes | str = model_files.in_one_file(model.proto)
         else:
-            made = path or files.enter_context(model_files.session_source(proto, folder))
-        # What was built without ONNX Runtime's answers is slower, and must not be kept.
-        why_not_kept = next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), "")
-        return Artifact(made, files.pop_all(), in_blocks.in_layout, left, why_not_kept)
+            content = model.path or files.enter_context(model_files.session_source(model.proto, folder))
+        return Artifact(content, files.pop_all(), model.blocked_regions, model.left, model.why_not_kept)
 
 
 def _to_proto(
-    model: model_files.Model, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
-) -> tuple[onnx.ModelProto, str | None]:
-    """Return a model as onnx has it, and its path if it is written because it is large. Then its tensors are in a file beside
-    it, in a temporary folder in `folder` that exists until `files` is closed."""
+    rewritten: RewrittenModel, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
+) -> _Model:
+    """Read and compute the tensors of a model. A large model is written to a temporary folder in `folder` that exists until
+    `files` is closed."""
+    model, path = rewritten.lazy_model, None
     if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
-        return model_files.write_apart(model, path), path
-    return model_files.as_proto(model), None
+        proto = model_files.write_apart(model, path)
+    else:
+        proto = model_files.as_proto(model)
+    # What was built without ONNX Runtime's answers is slower, and must not be kept.
+    return _Model(proto, path, rewritten.left, why_not_kept=rewritten.write_error)
+
+
+def _lay_out_in_blocks(model: _Model, request: SessionRequest) -> _Model:
+    """Return the model with regions in the blocked layout, if some can be."""
+    made = lay_out(model.proto, request, model.path)
+    left = Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in made.left_out.items()})
+    path = _exchange(model.path, made.model) if model.path and made.model else model.path
+    why_not_kept = model.why_not_kept or made.write_error
+    return _Model(made.model or model.proto, path, model.left + left, why_not_kept, made.in_layout)
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:

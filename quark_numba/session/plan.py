@@ -12,17 +12,17 @@ import onnxruntime
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..ort import DISABLE_QUANT_QDQ, config_entry
-from ..rewriting.optimize import Optimized, begins_rewriting, optimized
+from ..rewriting.optimize import RewrittenModel, begins_rewriting, rewrite_model
 from .request import SessionRequest
 
 
 class PreparationPlan(NamedTuple):
-    """How to prepare a model. `rewrite` is ``optimized`` with the arguments for this model, or None if there is nothing to
+    """How to prepare a model. `rewrite` is ``rewrite_model`` with the arguments for this model, or None if there is nothing to
     rewrite. `uses_blocks` says whether the model's regions are to be in the blocked layout. `compiles_ahead` says whether other
     processes compile the kernels while the model is rewritten. `in_one_file` says whether the model and its tensors have to be
     in one file."""
 
-    rewrite: Callable[[model_files.Source], Optimized] | None
+    rewrite: Callable[[model_files.Source], RewrittenModel] | None
     uses_blocks: bool
     compiles_ahead: bool
     in_one_file: bool
@@ -35,18 +35,18 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
     levels = onnxruntime.GraphOptimizationLevel
     is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
     rewrite = functools.partial(
-        optimized,
+        rewrite_model,
         qdq="float" if request.takes_all_qdq else request.qdq,
         operators=written,
         keep_quantized_weights=request.keep_quantized_weights,
-        regions=is_native,
+        native_operators=is_native,
         keep_initializers_as_inputs=request.keep_initializers_as_inputs,
         replaced=replaced.names,
         # A user who turns off ONNX Runtime's integer operators does not want ours either.
         integers="nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         has_other_providers=has_other_providers,
     )
-    needs_rewriting = not is_custom or has_other_providers or source.is_large or not is_optimized(source.proto)
+    needs_rewriting = not is_custom or has_other_providers or source.is_large or has_nodes_to_rewrite(source.proto)
     return PreparationPlan(
         rewrite if needs_rewriting else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
@@ -55,9 +55,9 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
     )
 
 
-def is_optimized(model: onnx.ModelProto) -> bool:
-    """Return whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or
-    subgraph that may contain one."""
+def has_nodes_to_rewrite(model: onnx.ModelProto) -> bool:
+    """Return whether `optimize` may rewrite a node: the model has one that a pass begins with, or a function or subgraph, which
+    may contain one. A model without a graph is left to `optimize`, too, which refuses it."""
     if model.functions or not model.HasField("graph"):
-        return False
-    return not any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)
+        return True
+    return any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

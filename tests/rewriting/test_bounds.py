@@ -14,7 +14,7 @@ from standard_models import in_standard_operators, plain_session
 from quark_numba.rewriting import bounds
 from quark_numba.rewriting.bounds import Bounds
 from quark_numba.rewriting.graph import Graph
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 SHAPE = (2, 4, 6, 6)
 SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3e38, -3e38])
@@ -142,7 +142,7 @@ def test_round_trips(name, scale):
         nodes.append(helper.make_node("Clip", ["x", f"least{k}", f"most{k}"], [f"clipped{k}"]))
         nodes += pair(f"clipped{k}", f"codes{k}", f"z{k}", ("s", "p"), domain=domain)
         nodes.append(helper.make_node("Tanh", [f"z{k}"], [f"t{k}"]))
-    in_one = optimized(node_model(nodes, given, opset=25), qdq="float", regions=False).model
+    in_one = rewrite_model(node_model(nodes, given, opset=25), qdq="float", native_operators=False).model
     found = assert_bounds_hold(in_one)
     assert all(math.isfinite(found[f"z{k}"]) for k in range(16))
 

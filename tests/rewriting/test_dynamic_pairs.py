@@ -13,7 +13,7 @@ import quark_numba
 from quark_numba.element_types import find
 from quark_numba.rewriting.constants import CONSTANT, KEPT
 from quark_numba.rewriting.dynamic_pairs import FUSED, SHARED
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.own_operators import RENAMED
 
 pytestmark = pytest.mark.compiled
@@ -68,7 +68,7 @@ def test_special_values():
     x[0, :8] = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -1e-38
     for nodes in (nvfp4(), mxfp8()):
         before = of_nodes(*nodes, RELU)
-        assert_same_values(before, optimized(before).model, {"x": x}, qdq="float")
+        assert_same_values(before, rewrite_model(before).model, {"x": x}, qdq="float")
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
@@ -107,7 +107,7 @@ def test_scales_of_another_shape():
     ],
 )
 def test_what_stays(nodes, outputs, why):
-    result = optimized(of_nodes(*nodes, outputs=outputs, other=0.02))
+    result = rewrite_model(of_nodes(*nodes, outputs=outputs, other=0.02))
     (reason,) = [reason for name, reason in result.left if "DynamicQuantize" in name]
     assert reason.startswith(why)
 
@@ -115,15 +115,15 @@ def test_what_stays(nodes, outputs, why):
 def test_nodes_that_onnx_runtime_lacks_are_renamed():
     """Nodes that ONNX Runtime lacks are renamed, so that a session runs them by default."""
     before = of_nodes(*nvfp4(scale="other"), RELU, other=0.02)
-    result = optimized(before)
+    result = rewrite_model(before)
     assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
     assert result.done == {(DEQUANTIZE, RENAMED): 2}
     (y,) = quark_numba.InferenceSession(before).run(None, {"x": X})
     (expected,) = quark_numba.InferenceSession(before, qdq="float").run(None, {"x": X})
     assert y.tobytes() == expected.tobytes()
-    assert optimized(before, qdq="float").done == result.done
-    assert optimized(before, qdq="onnxruntime").done == {(DEQUANTIZE, RENAMED): 1}
-    left = optimized(before, regions=False).left
+    assert rewrite_model(before, qdq="float").done == result.done
+    assert rewrite_model(before, qdq="onnxruntime").done == {(DEQUANTIZE, RENAMED): 1}
+    left = rewrite_model(before, native_operators=False).left
     assert "only the native backend has the node that would replace it" in " ".join(reason for _, reason in left)
 
 
@@ -151,7 +151,7 @@ def test_weights(keep_quantized_weights, are_inputs):
         held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
         before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
     how = {"keep_quantized_weights": keep_quantized_weights, "keep_initializers_as_inputs": False}
-    result = optimized(before, **how)
+    result = rewrite_model(before, **how)
     assert operators(result.model) == (["Dequantize", "MatMul"] if keep_quantized_weights else ["MatMul"])
     assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_quantized_weights
     if keep_quantized_weights:
@@ -178,7 +178,7 @@ def test_models_of_modelopt(name):
     """No quantization node is left but round trips, and all values that both models have are equal."""
     path = MODELS / "nvidia" / f"{name}_m.onnx"
     before, (feeds, _) = onnx.load(path), expectation(path)
-    after = optimized(path, keep_initializers_as_inputs=False).model
+    after = rewrite_model(path, keep_initializers_as_inputs=False).model
     found = [(node.domain, node.op_type) for node in after.graph.node if node.domain]
     expected = {"fp8": ("quark_numba", "Region"), "nvfp4": ("quark_numba", "NVFP4QuantizeDequantize")}[name]
     assert found == [expected] * 8
@@ -201,7 +201,7 @@ def test_float8_pairs(declared):
     before.graph.initializer.append(constant("zero_point", [0], find("float8e4m3fn").dtype))
     if declared:
         before.graph.value_info.append(helper.make_tensor_value_info("codes", find(declared).number, X.shape))
-    after = optimized(before).model
+    after = rewrite_model(before).model
     assert operators(after) == ["Region"]
     (z,) = quark_numba.InferenceSession(before).run(None, {"x": X})
     codes = quark_numba.quantize(X, np.float32(0.3), dtype="float8e4m3fn")

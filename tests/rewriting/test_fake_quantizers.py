@@ -16,7 +16,7 @@ from quark_numba import optimize
 from quark_numba.fake_quantization.key import CASTS, FORMS, ROUNDING_MODES
 from quark_numba.rewriting.clips import FUSED
 from quark_numba.rewriting.fake_quantizers import REWRITTEN
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -88,7 +88,7 @@ def test_a_node_becomes_a_step(form, mode, shape):
     assert_rewritten(before, ["Region"], FEEDS)
     quantizer, _ = node(form, mode, shape, "x", "y")
     alone = model([quantizer], INPUTS, ["y"], initializers=constants)
-    result = optimized(alone)
+    result = rewrite_model(alone)
     assert [what for _, what in result.done] == [REWRITTEN]
     assert_same_values(alone, result.model, FEEDS)
 
@@ -111,7 +111,7 @@ def test_nodes_that_stay(changed, why):
     quantizer = f'y = {QONNX}.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, scale, zero_point, bit_width)'
     inputs = [*INPUTS, *([] if values["scale"] is not None else [("scale", "float32", [])])]
     constants = floats(**{name: value for name, value in values.items() if value is not None})
-    result = optimized(model([quantizer], inputs, ["y"], initializers=constants))
+    result = rewrite_model(model([quantizer], inputs, ["y"], initializers=constants))
     ((_, reason),) = result.left
     assert re.match(why, reason), reason
     assert operators(result.model) == ["Quant"]
@@ -156,14 +156,14 @@ def test_clips_that_stay():
     no_constant.graph.initializer.remove(next(each for each in no_constant.graph.initializer if each.name == "low"))
     no_constant.graph.input.append(helper.make_tensor_value_info("low", onnx.TensorProto.INT8, []))
     for before in (other_user, no_constant):
-        result = optimized(before, qdq="float")
+        result = rewrite_model(before, qdq="float")
         assert "Clip" in operators(result.model)
         assert_same_values(before, result.model, {**FEEDS, "low": np.int8(-3)}, qdq="float")
     assert "Clip" in operators(optimize(clipped(), qdq="onnxruntime"))
 
 
 def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
-    result = optimized(clipped(scale=(5,), axis=7), qdq="float")
+    result = rewrite_model(clipped(scale=(5,), axis=7), qdq="float")
     assert "Clip" in operators(result.model)
     assert any("not valid: the axis of the parameters is 7" in reason for _, reason in result.left)
 
@@ -180,13 +180,13 @@ def test_models_of_other_quantizers(path, qdq):
     before = onnx.load(path)
     held = {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
     for keep in (True, False):
-        result = optimized(path, qdq=qdq, keep_initializers_as_inputs=keep)
+        result = rewrite_model(path, qdq=qdq, keep_initializers_as_inputs=keep)
         inputs = [each.name for each in (before if keep else result.model).graph.input]
         assert [each.name for each in result.model.graph.input] == inputs
         assert keep or inputs == [*feeds]
         assert_same_values(before, result.model, held | feeds, qdq=qdq)
     if "qcdq" in path.stem:
-        assert optimized(path, qdq="onnxruntime").model.graph.input == before.graph.input
+        assert rewrite_model(path, qdq="onnxruntime").model.graph.input == before.graph.input
 
 
 def test_single_steps_beside_convolutions_are_regions():
@@ -201,5 +201,5 @@ def test_levels_that_are_no_float32(levels):
     limits = dict(zip("abcd", (-1e7, 1e7, -1e7, 1e7), strict=True))
     node = helper.make_node("FakeQuantize", ["x", *limits], ["y"], domain="org.openvinotoolkit", levels=levels)
     source = model([node], [("x", "float32", [9])], ["y"], initializers=floats(**limits), domains=["org.openvinotoolkit"])
-    stays = "its levels cannot be a float32" in {why for _, why in optimized(source).left}
+    stays = "its levels cannot be a float32" in {why for _, why in rewrite_model(source).left}
     assert stays == (levels > 2**24)

@@ -10,7 +10,7 @@ from rewritten_models import exact_session
 
 import quark_numba
 from quark_numba.rewriting.functions import INLINED
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -57,7 +57,7 @@ def check(*texts, imports='"" : 21', calls=None):
     expected = run(exact_session(parsed(*texts, ours=False)))
     whole = parsed(*texts, imports=imports)
     before = whole.SerializeToString()
-    result = optimized(whole)
+    result = rewrite_model(whole)
     assert whole.SerializeToString() == before
     assert not result.model.functions
     inlined = {name: count for (name, what), count in result.done.items() if what == INLINED}
@@ -187,7 +187,7 @@ def test_other_functions_stay():
     whole = parsed(
         f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) out = l.Plain (a) }}", ACT, "Plain (x) => (y) { t = Neg (x) y = Abs (t) }"
     )
-    result = optimized(whole)
+    result = rewrite_model(whole)
     assert [each.name for each in result.model.functions] == ["Plain"]
     expected = np.abs(quark_numba.quantize_dequantize(FEEDS["x"], 0.3, np.int8(1)))
     np.testing.assert_array_equal(run(quark_numba.InferenceSession(whole))["out"], expected)
@@ -200,7 +200,7 @@ def test_opsets():
     relu = "F (x, s, z) => (y) { n = Relu (x) y = l.QAct (n, s, z) }"
     check(text, relu, ACT, imports='"" : 17', calls={"l::F": 1, "l::QAct": 2})
     whole = parsed(text, "F (x, s, z) => (y) { n = Softmax (x) y = l.QAct (n, s, z) }", ACT, imports='"" : 11')
-    result = optimized(whole)
+    result = rewrite_model(whole)
     assert [each.name for each in result.model.functions] == ["F", "QAct"]
     why = "in a function that stays: F has ai.onnx::Softmax of opset 11, the model of opset 21"
     assert result.left == {(f"com.amd.quark::Extended{name}Linear", why): 1 for name in ("Quantize", "Dequantize")}

@@ -21,7 +21,7 @@ from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
 from quark_numba.rewriting import integer_operators
 from quark_numba.rewriting.integer_codes import known_codes
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.session.build import get_or_build
 from quark_numba.session.request import SessionRequest
 
@@ -95,7 +95,10 @@ class Layers:
 
 def check(before, integer, integers="here"):
     """Check that a model becomes these operators, and gives what ONNX Runtime gives of it node by node."""
-    own, after = ("Quantize", "Dequantize", "QuantizeDequantizeLinear", "Constant"), optimized(before, integers=integers).model
+    own, after = (
+        ("Quantize", "Dequantize", "QuantizeDequantizeLinear", "Constant"),
+        rewrite_model(before, integers=integers).model,
+    )
     assert [name for name in operators(after) if name not in own] == [*integer]
     known = {each.name for each in (*after.graph.input, *after.graph.initializer)} | {""}
     for node in after.graph.node:
@@ -231,7 +234,7 @@ def test_a_group_of_int8_becomes_uint8(always):
     u = layers.quantized(layers.put("Mul", t, t, y="u0"), "u", 64 * 64, 12)
     z = layers.put("Softmax", u, y="z")
     before = layers.model(z)
-    after = optimized(before, integers="here").model
+    after = rewrite_model(before, integers="here").model
     assert operators(after) == ["Quantize", "QLinearConv", "Transpose", "QLinearMul", "Dequantize", "Softmax"]
     assert {each.data_type for each in after.graph.initializer if "zero_point" in each.name} == {onnx.TensorProto.UINT8, 3}
     feeds = {"x": np.random.default_rng(5).integers(-64, 64, IMAGE).astype(np.float32)}
@@ -376,7 +379,7 @@ def test_sums_that_do_not_fit(always):
     layers = Layers()
     v = layers.put("MatMul", layers.input("x", (1, 1 << 15)), layers.weight((1 << 15, 2))[0])
     before = layers.rounded(v, 2, 100)
-    assert "QLinearMatMul" not in operators(optimized(before).model)
+    assert "QLinearMatMul" not in operators(rewrite_model(before).model)
 
 
 @pytest.mark.parametrize("largest", [64, 65])
@@ -388,7 +391,7 @@ def test_weights_have_int8_where_products_are_exact(always, largest):
         codes = np.full((24, 9), -largest, np.int8)
         layers.constants[0].CopyFrom(constant("w_codes", codes))
         before = layers.rounded(layers.put("MatMul", layers.input("x", ROWS), "w"), 64, 100)
-        after = optimized(before, integers=integers).model
+        after = rewrite_model(before, integers=integers).model
         (node,) = [each for each in after.graph.node if each.op_type == "QLinearMatMul"]
         (weights,) = [each for each in after.graph.initializer if each.name == node.input[3]]
         is_exact = largest == 64 or (integers == "here" and multiplies_exactly())
@@ -407,7 +410,7 @@ def test_results_differ_by_one_code_beside_ties_alone(always):
         v = layers.put("MatMul", layers.input("x", (500, 24), scale), w)
         before = layers.rounded(v, of_y)
         x = random.normal(0, 2, (500, 24)).astype(np.float32)
-        (y,) = exact_session(optimized(before, integers="here").model).run(None, {"x": x})
+        (y,) = exact_session(rewrite_model(before, integers="here").model).run(None, {"x": x})
         codes = {each.name: each for each in layers.constants}
         weights = onnx.numpy_helper.to_array(codes["w_codes"]).astype(np.float64) * of_w.astype(np.float32).astype(np.float64)
         steps = (np.rint(x / scale) + layers.zero_points[0]).clip(0, 255) - layers.zero_points[0]
@@ -456,7 +459,7 @@ IMAGES = (1, 8, 12, 12)
 @pytest.mark.by_default(1)
 def test_what_is_faster_on_integers(kinds, element_type, shape, integer):
     before = layers(kinds, element_type, shape)
-    after = optimized(before).model
+    after = rewrite_model(before).model
     assert operators(after).count(integer) == (len(kinds) if integer else 0)
     x = np.random.default_rng(52).normal(0, 1, shape).astype(np.float32)
     if not integer:

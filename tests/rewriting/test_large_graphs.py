@@ -8,7 +8,7 @@ from onnx import helper
 from onnx_models import model
 from rewritten_models import scale_and_zero_point
 
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 DOMAIN = "com.amd.quark"
 
@@ -55,7 +55,7 @@ def work(source):
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        optimized(source)
+        rewrite_model(source)
     finally:
         sys.setprofile(before)
     return calls
@@ -63,6 +63,6 @@ def work(source):
 
 @pytest.mark.parametrize("of", [outputs, functions])
 def test_work(of):
-    optimized(of(2))  # imports, and the answers that are kept
+    rewrite_model(of(2))  # imports, and the answers that are kept
     few, more, most = (work(of(count)) for count in (20, 80, 140))
     assert most - more < 1.1 * (more - few)

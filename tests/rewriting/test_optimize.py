@@ -34,7 +34,7 @@ import quark_numba
 from quark_numba import ModelError, cli, optimize
 from quark_numba.models import model_files
 from quark_numba.rewriting.constants import CONSTANT, INPUT
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import FUSED
 
 pytestmark = pytest.mark.compiled
@@ -137,7 +137,7 @@ def test_generated_graphs(examples):
     @given(graphs(NAMES[:3] if examples == 5 else NAMES))  # these kernels are those of other tests
     def check(graph_and_keep_quantized_weights):
         before, keep_quantized_weights = graph_and_keep_quantized_weights
-        result = optimized(before, keep_quantized_weights=keep_quantized_weights)
+        result = rewrite_model(before, keep_quantized_weights=keep_quantized_weights)
         after = result.model
         assert_same_values(before, after, {"x": X})
         assert len(after.graph.node) <= len(before.graph.node)
@@ -167,7 +167,7 @@ def test_nodes_stay_in_order():
     nodes = [*pair("x", "c", "y1"), *pair("y1", "c2", "y2"), "z = Relu (y2)", pair("x", "c", "w")[1], "o = Add (z, w)"]
     values = [("x", "float32", X.shape)], [("o", "float32", X.shape)]
     before = model(nodes, *values, initializers=scale_and_zero_point())
-    after = assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu", "Add"], {"x": X}, regions=False).model
+    after = assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu", "Add"], {"x": X}, native_operators=False).model
     onnx.checker.check_model(after)
 
 
@@ -175,7 +175,7 @@ def test_nodes_in_any_order():
     """ONNX Runtime takes nodes in any order, and Quark's quantizer appends the nodes that it converts."""
     for nodes in itertools.permutations([*pair("x", "a", "b"), "c = Relu (b)", *pair("c", "d", "y")]):
         before = model(nodes, ["x"], ["y"], initializers=scale_and_zero_point())
-        after = optimized(before).model
+        after = rewrite_model(before).model
         assert operators(after) == ["Region"]
     assert_same_values(before, after, {"x": X})
 
@@ -198,7 +198,7 @@ def test_subgraphs(flag):
     """Constants in a subgraph are folded, and its pairs are rewritten, with parameters of the outer graph."""
     nodes = [*pair(), *pair("bias", "bias_codes", "bias_y"), "z = Add (y, bias_y)"]
     before = branches(nodes, floats(bias=0.8))
-    result = optimized(before)
+    result = rewrite_model(before)
     (then,) = (each.g for each in result.model.graph.node[0].attribute if each.name == "then_branch")
     assert [node.op_type for node in then.node] == ["Region"]
     assert [each.name for each in then.initializer] == ["bias_y"]
@@ -217,7 +217,7 @@ def test_operators_that_are_functions_of_the_model_are_left():
     inputs, body, opsets = ["x", "scale", "zero_point"], parsed("y = Identity (x)"), [helper.make_opsetid("", 21)]
     before = one_pair()
     before.functions.append(helper.make_function("com.amd.quark", DQ, inputs, ["y"], body, opsets))
-    result = optimized(before)
+    result = rewrite_model(before)
     assert operators(result.model) == [Q, DQ]
     assert result.left[f"com.amd.quark::{DQ}", "a local function of the model has its name"] == 1
 
@@ -231,7 +231,7 @@ def test_initializers_that_are_inputs_may_be_fed():
         before.ir_version = ir_version
         if ir_version < 4:
             before.graph.input.extend(helper.make_tensor_value_info(*each, []) for each in [("scale", 1), ("zero_point", 3)])
-        result = optimized(before)
+        result = rewrite_model(before)
         assert [each.name for each in result.model.graph.input] == [each.name for each in before.graph.input]
         assert any(what == FUSED for _, what in result.done) is not computed
         assert computed or [why for _, why in result.left] == [INPUT]
@@ -261,7 +261,7 @@ def test_everything_else_stays():
     before.producer_name, before.producer_version, before.model_version, before.doc_string = "p", "1.2", 3, "doc"
     helper.set_model_props(before, {"key": "value"})
     untouched = before.SerializeToString(deterministic=True)
-    result = optimized(before)
+    result = rewrite_model(before)
     after = result.model
     assert before.SerializeToString(deterministic=True) == untouched
     assert operators(after) == ["Strange", "QuantizeDequantizeLinear", "Relu"]
@@ -274,7 +274,7 @@ def test_everything_else_stays():
     assert opsets == {"": 21, "com.amd.quark": 1, "some.domain": 7, "idle.domain": 2, "quark_numba": 1}
     unknown = model(["y = com.vai.quantize.FixNeuron (x)"], ["x"], ["y"])
     why = "neither ONNX Runtime nor this package has this operator"
-    assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", why): 1}
+    assert rewrite_model(unknown).left == {("com.vai.quantize::FixNeuron", why): 1}
 
 
 def test_metadata_of_what_is_rewritten_stays():
@@ -300,7 +300,7 @@ def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
     trained.training_info.add().algorithm.node.extend(parsed("q = Relu (x)"))
     mapped.graph.output[0].type.map_type.key_type = 7
     for before, reason in [(sparse, "it has sparse initializers"), (trained, "it has training_info"), (mapped, "cannot read")]:
-        result = optimized(before)
+        result = rewrite_model(before)
         assert result.model == before
         assert result.model is not before
         ((_, text),) = result.left
@@ -312,7 +312,7 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
     nodes = [*pair("weight"), *pair("weight", "codes2", "y2", axis=1.5), "z = Add (y, y2)"]
     initializers = floats(weight=np.ones((2, 3)), scale=np.ones(4))
     before = model(nodes, [], ["z"], initializers=[*initializers, constant("zero_point", np.zeros(4), np.int8)])
-    result = optimized(before)
+    result = rewrite_model(before)
     assert operators(result.model) == operators(before)
     reasons = " ".join(text for _, text in result.left)
     assert "not valid: y_scale has shape (4,); expected as many elements as x of shape (2, 3)" in reasons
@@ -330,7 +330,7 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
 )
 def test_nodes_with_wrong_inputs_or_outputs_stay(inputs, outputs, why):
     nodes = [helper.make_node("QuantizeLinear", inputs, outputs), helper.make_node("DequantizeLinear", ["y", "scale"], ["w"])]
-    result = optimized(model(nodes, ["x"], ["w"], initializers=scale_and_zero_point()))
+    result = rewrite_model(model(nodes, ["x"], ["w"], initializers=scale_and_zero_point()))
     assert result.left["ai.onnx::QuantizeLinear", f"not valid: {why}"] == 1
     assert operators(result.model)[0] == "QuantizeLinear"
 
@@ -352,7 +352,7 @@ def test_nodes_that_are_not_valid_are_left(nodes):
     initializers = [*scale_and_zero_point(), *floats(scales=np.ones(4)), constant("zeros", np.zeros(2), np.int8)]
     initializers += [constant("double", 1.0, np.float64), constant("codes0", np.zeros(3), np.int8)]
     before = model(nodes, ["x"], ["y"], initializers=initializers)
-    result = optimized(before)
+    result = rewrite_model(before)
     assert operators(result.model) == operators(before)
     assert result.left
 

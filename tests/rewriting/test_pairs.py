@@ -24,7 +24,7 @@ from quark_numba import optimize
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import find
 from quark_numba.ort import c_api
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import FUSED, SHARED
 
 pytestmark = pytest.mark.compiled
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.compiled
 def test_pairs_are_fused(name):
     parameters = scale_and_zero_point(name, 0.3, 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5)
     before = model([*pair(), "z = Relu (y)"], [("x", "float32", X.shape)], [("z", "float32", X.shape)], initializers=parameters)
-    result = optimized(before, regions=False)
+    result = rewrite_model(before, native_operators=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
     assert [(each.domain, each.version) for each in result.model.opset_import][-1] == ("quark_numba", 1)
     assert result.done == {(f"com.amd.quark::{Q}", FUSED): 1, (f"com.amd.quark::{DQ}", FUSED): 1}
@@ -55,7 +55,9 @@ def test_a_missing_zero_point_of_any_type(name):
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
     before = model([quantize, dequantize], *values, initializers=floats(scale=0.3), domains=[], opset=25)
-    result = assert_rewritten(before, ["QuantizeDequantizeLinear"], {"x": X}, qdq="float", regions=False, session_qdq="float")
+    result = assert_rewritten(
+        before, ["QuantizeDequantizeLinear"], {"x": X}, qdq="float", native_operators=False, session_qdq="float"
+    )
     zero_point = result.model.graph.initializer[1]
     assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
 
@@ -72,7 +74,7 @@ def test_names_are_new():
 def test_what_dequantizes_equally_is_shared():
     nodes = [*pair(), f"y2 = com.amd.quark.{DQ} <axis = 0> (codes, scale_too, zero_point)", "z = Add (y, y2)"]
     before = model(nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), *floats(scale_too=0.25)])
-    result = assert_rewritten(before, ["QuantizeDequantizeLinear", "Add"], {"x": X}, regions=False)
+    result = assert_rewritten(before, ["QuantizeDequantizeLinear", "Add"], {"x": X}, native_operators=False)
     assert result.done[f"com.amd.quark::{DQ}", SHARED] == 1
     assert [each.name for each in result.model.graph.initializer] == ["scale", "zero_point"]
 
@@ -102,7 +104,7 @@ def test_what_is_left_and_why(nodes, outputs, reason):
     inputs = ["x", "scale_in"] if reason and "shape" in reason else ["x"]
     outputs = [("codes", "int8", None) if each == "codes" else each for each in outputs]
     before = model(nodes, inputs, outputs, initializers=initializers)
-    result = optimized(before, regions=False)
+    result = rewrite_model(before, native_operators=False)
     if reason is None:
         assert not result.left
     else:

@@ -49,7 +49,7 @@ from quark_numba.region.loops import (
     ordinary_parts,
 )
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.regions import MERGED
 
 STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS})
@@ -380,13 +380,13 @@ def small(nodes, *outputs, x=(2, 3)):
 
 
 def test_the_account():
-    result = optimized(small([*pair(), "z = Relu (y)", "last = Neg (z)"], "last"))
+    result = rewrite_model(small([*pair(), "z = Relu (y)", "last = Neg (z)"], "last"))
     counts = {name: count for (name, what), count in result.done.items() if what == MERGED}
     assert counts == {f"quark_numba::{ROUND_TRIP}": 1, "ai.onnx::Relu": 1, "ai.onnx::Neg": 1}
     (region,) = result.model.graph.node
     assert (region.op_type, region.output) == ("Region", ["last"])
-    without = optimized(small([*pair(), "z = Relu (y)"], "z"), regions=False)
-    assert without.done.keys() == optimized(small(pair(), "y")).done.keys()
+    without = rewrite_model(small([*pair(), "z = Relu (y)"], "z"), native_operators=False)
+    assert without.done.keys() == rewrite_model(small(pair(), "y")).done.keys()
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_left(scale, attributes, types, why):
     zeros = np.zeros(np.shape(scale) if scale is not None else (), find(types.get("z", "int8")).dtype)
     constants = [to_tensor_proto(zeros, "z"), *([constant("s", scale)] if scale is not None else [])]
     inputs = [("x", "float32", types.get("x", [2, 3])), *([("s", "float32", [])] if scale is None else [])]
-    result = optimized(model([node, "y = Relu (v)"], inputs, ["y"], initializers=constants, opset=17))
+    result = rewrite_model(model([node, "y = Relu (v)"], inputs, ["y"], initializers=constants, opset=17))
     assert operators(result.model) == [ROUND_TRIP, "Relu"]
     assert result.left == {(f"quark_numba::{ROUND_TRIP}", why): 1}
 
@@ -422,7 +422,7 @@ def test_blocks_that_are_left(name, axis, x, why):
     node = block_node("x", "v", "BFP16", axis)
     if name == "long":
         next(each for each in node.attribute if each.name == "block_size").i = 129
-    result = optimized(small([node, "y = Relu (v)"], "y", x=x))
+    result = rewrite_model(small([node, "y = Relu (v)"], "y", x=x))
     assert operators(result.model) == [node.op_type, "Relu"]
     assert result.left == {(f"com.amd.quark::{node.op_type}", why): 1}
 
@@ -441,7 +441,7 @@ def test_nodes_that_onnx_runtime_fuses_are_left(opset):
     for each in nodes:
         each.name = each.output[0]
     constants = [*floats(w=np.ones((4, 4, 1, 1)), k=np.full((4, 1, 1), 2)), *scale_and_zero_point()]
-    result = optimized(model(nodes, [("x", "float32", [1, 4, 3, 3])], ["y"], initializers=constants, opset=opset))
+    result = rewrite_model(model(nodes, [("x", "float32", [1, 4, 3, 3])], ["y"], initializers=constants, opset=opset))
     assert result.left == {("ai.onnx::Relu", FUSED): 1, ("ai.onnx::Mul", FUSED): 1}
     assert operators(result.model) == ["Conv", "Relu", "Region", "Conv", "Mul", "Region"]
 
@@ -449,7 +449,7 @@ def test_nodes_that_onnx_runtime_fuses_are_left(opset):
 def test_what_may_be_fused_is_left():
     """ONNX Runtime refuses a model with an unknown operator, so it cannot be asked which nodes it fuses."""
     nodes = ["s = some.domain.Strange (x)", "r = Relu (s)", *pair("r", "codes", "q"), "y = Neg (q)"]
-    result = optimized(model(nodes, [("x", "float32", [1, 4])], ["y"], initializers=scale_and_zero_point()))
+    result = rewrite_model(model(nodes, [("x", "float32", [1, 4])], ["y"], initializers=scale_and_zero_point()))
     assert operators(result.model) == ["Strange", "Relu", "QuantizeDequantizeLinear", "Neg"]
     reasons = {name: why for name, why in result.left if name in ("ai.onnx::Relu", "ai.onnx::Neg")}
     assert len(reasons) == 2

@@ -14,7 +14,7 @@ from rewritten_models import assert_same_values, constant, floats
 
 from quark_numba import bfp_quantize_dequantize, optimize, quantize_dequantize
 from quark_numba.rewriting import repeated_round_trips
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import PAIR
 from quark_numba.rewriting.repeated_round_trips import REPEATED
 
@@ -44,7 +44,7 @@ def repeated(between, name="int8", scale=0.25, zero_point=0, behind="MatMul (z, 
 
 
 def dropped(source):
-    return sum(count for (_, what), count in optimized(source).done.items() if what == REPEATED)
+    return sum(count for (_, what), count in rewrite_model(source).done.items() if what == REPEATED)
 
 
 MOVES = {

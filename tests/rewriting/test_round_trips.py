@@ -7,7 +7,7 @@ from onnx_models import model
 from rewritten_models import Q, assert_same_values, floats, pair, scale_and_zero_point
 
 from quark_numba.rewriting import round_trips
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.round_trips import ROUND_TRIP
 
 pytestmark = pytest.mark.compiled
@@ -31,7 +31,7 @@ def test_round_trips_are_dropped_where_all_codes_come_back(name):
     row, dtype = oracle.TYPES[name], oracle.dtype(name)
     zero_point = 3 if isinstance(row, oracle.Integer) and row.bits > 2 else 0
     before = back_and_forth(name, scale_and_zero_point(name, 0.25, zero_point), domain=domain, opset=25)
-    result = optimized(before, qdq="onnxruntime" if domain else "float")
+    result = rewrite_model(before, qdq="onnxruntime" if domain else "float")
     assert drops(result) == 2 * (isinstance(row, oracle.Integer) and row.bits < 32)
     if drops(result):
         assert len(result.model.graph.node) == 1
@@ -43,22 +43,22 @@ def test_round_trips_are_dropped_where_all_codes_come_back(name):
 def test_a_round_trip_with_other_parameters_is_none():
     initializers = [*scale_and_zero_point(), *floats(scale2=0.5)]
     before = back_and_forth("int8", initializers, ("scale2", "zero_point"))
-    result = optimized(before)
+    result = rewrite_model(before)
     assert not drops(result)
     assert_same_values(before, result.model, {"codes": np.arange(-128, 128).astype(np.int8)})
 
 
 def test_a_round_trip_with_parameters_that_are_no_constants_stays():
     scale, zero_point = scale_and_zero_point()
-    assert not drops(optimized(back_and_forth("int8", [zero_point], inputs=[("scale", "float32", [])])))
-    assert not drops(optimized(back_and_forth("int8", [scale], inputs=[("zero_point", "int8", [])])))
+    assert not drops(rewrite_model(back_and_forth("int8", [zero_point], inputs=[("scale", "float32", [])])))
+    assert not drops(rewrite_model(back_and_forth("int8", [scale], inputs=[("zero_point", "int8", [])])))
 
 
 def test_a_scale_that_loses_codes_keeps_its_round_trip():
     """A scale of 0 turns all codes into 0, and a scale of 2e38 turns most codes into infinity."""
     for scale in (0.0, 2e38):
         before = back_and_forth("int8", scale_and_zero_point("int8", scale))
-        assert not optimized(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
+        assert not rewrite_model(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
 
 
 @pytest.mark.parametrize("name", ["uint16", "int16", "uint8", "int8"])
@@ -72,9 +72,9 @@ def test_scales_that_need_no_trial(name, monkeypatch):
     for scale in np.array(scales, np.float32):
         zero_point = rng.choice(codes)
         before = back_and_forth(name, scale_and_zero_point(name, scale, zero_point))
-        assert optimized(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
+        assert rewrite_model(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
         back = oracle.quantize(oracle.dequantize(codes, scale, zero_point, name), scale, zero_point, name)
         oracle.assert_same_bits(back, codes)
     assert not tried
-    optimized(back_and_forth(name, scale_and_zero_point(name, 1e-38)))
+    rewrite_model(back_and_forth(name, scale_and_zero_point(name, 1e-38)))
     assert tried

@@ -8,7 +8,7 @@ from oracle import assert_same_bits
 from other_operators import NORMALIZATION, nodes_of, one_node, probes, random_normalization
 from standard_models import LEVELS, in_standard_operators, plain_session
 
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -78,6 +78,6 @@ def test_probes_and_nodes_of_models():
 def test_unknown_channels():
     arrays = [np.ones((2, 3, 4), f32), np.ones(3, f32), np.ones(3, f32)]
     source = one_node(NORMALIZATION, {}, arrays, constants=True, shapes={"x": [2, None, 4]})
-    result = optimized(source, operators="standard")
+    result = rewrite_model(source, operators="standard")
     assert list(result.left) == [(f"com.amd.quark::{NORMALIZATION}", "the number of channels of its x is not known")]
     assert len(result.model.graph.node) == 1

@@ -13,7 +13,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, config_entry
-from quark_numba.rewriting.optimize import choose_qdq, optimized
+from quark_numba.rewriting.optimize import choose_qdq, rewrite_model
 from quark_numba.session.build import get_or_build
 from quark_numba.session.request import SessionRequest
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.compiled
 # A model on the CPU with the native backend, and what differs from it in a row.
 ON_THE_CPU = {
     "operators": "custom",
-    "is_native": True,
+    "native_operators": True,
     "has_other_providers": False,
-    "is_run_by_onnx_runtime": False,
+    "runs_all": lambda: False,
     "integers": "here",
 }
-OTHER, RUN = {"has_other_providers": True}, {"is_run_by_onnx_runtime": True}
+OTHER, RUN = {"has_other_providers": True}, {"runs_all": lambda: True}
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ OTHER, RUN = {"has_other_providers": True}, {"is_run_by_onnx_runtime": True}
         ({}, "auto"),
         ({"integers": "anywhere"}, "auto"),
         ({"integers": "nowhere"}, "float"),
-        ({"is_native": False}, "onnxruntime"),
-        ({"is_native": False, "integers": "nowhere"}, "onnxruntime"),
+        ({"native_operators": False}, "onnxruntime"),
+        ({"native_operators": False, "integers": "nowhere"}, "onnxruntime"),
         ({"operators": "standard"}, "float"),
         ({"operators": "webgpu"}, "float"),
-        ({"operators": "standard", "is_native": False}, "float"),
+        ({"operators": "standard", "native_operators": False}, "float"),
         ({"operators": "cuda"}, "float"),
         ({"operators": "cuda", **OTHER, **RUN}, "float"),
         ({"operators": "standard", **OTHER, **RUN}, "onnxruntime"),
         ({"operators": "standard", **OTHER}, "float"),
         ({"operators": "custom", **OTHER, **RUN}, "onnxruntime"),
         ({"operators": "custom", **OTHER}, "float"),
-        ({"is_native": False, **OTHER}, "float"),
+        ({"native_operators": False, **OTHER}, "float"),
     ],
 )
 def test_what_becomes_of_onnxs_own_nodes(differs, expected):
@@ -67,11 +67,11 @@ def rounded_relu():
 
 def test_integer_models_are_onnx_runtimes(rounded_relu):
     before = rounded_relu
-    result = optimized(before, qdq="onnxruntime", regions=False)
+    result = rewrite_model(before, qdq="onnxruntime", native_operators=False)
     assert operators(result.model) == operators(before)
     assert {text for _, text in result.left} == {"ONNX Runtime may fuse it with its neighbours into an integer operator"}
     before.graph.value_info.append(helper.make_tensor_value_info("x", 1, X.shape))
-    assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu"], {"x": X}, qdq="float", regions=False)
+    assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu"], {"x": X}, qdq="float", native_operators=False)
 
 
 def test_what_onnx_runtime_computes_otherwise_is_its_own():
@@ -112,7 +112,7 @@ def test_no_node_keeps_a_name_that_onnx_runtimes_optimizers_know(qdq):
         }
         """)
     before.opset_import.add(domain="com.microsoft", version=1)
-    after = optimized(before, qdq=qdq).model
+    after = rewrite_model(before, qdq=qdq).model
     branches = [attribute.g for node in after.graph.node for attribute in node.attribute if attribute.HasField("g")]
     found = [node.op_type for graph in (*branches, *after.functions) for node in graph.node]
     assert sorted(found) == ["Dequantize", "Dequantize", "Dequantize", "Neg", "Quantize", "Resize"]

@@ -295,7 +295,7 @@ def test_when_it_is_left_alone(tmp_path):
         given = options()
         for name, value in change.items():
             setattr(given, name, value)
-        model, kept, reasons = laid_out_for(source, given)
+        model, kept, reasons, _ = laid_out_for(source, given)
         ((reason, count),) = reasons.items()
         assert (model, kept, count) == (None, 0, 4)
         assert next(iter(change)) in reason
@@ -308,7 +308,7 @@ def test_when_it_is_left_alone(tmp_path):
     given.add_session_config_entry("optimization.disable_specified_optimizers", "A;NchwcTransformer")
     assert laid_out_for(source, given).left_out == {"NchwcTransformer is disabled": 4}
     assert laid_out_for(source, None, [("CPUExecutionProvider", {})]).in_layout == 4
-    assert laid_out_for(onnx.ModelProto()) == (None, 0, {})
+    assert laid_out_for(onnx.ModelProto()) == (None, 0, {}, "")
     source.graph.input[0].name = "another"
     (reason,) = laid_out_for(source).left_out
     assert reason.startswith("ONNX Runtime did not write the optimized model: ")

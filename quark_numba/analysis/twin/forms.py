@@ -18,7 +18,7 @@ from ...declaration.reasons import NotRewrittenError
 from ...element_types import FLOAT32, ElementType, find
 from ...fake_quantization.key import CASTS, FORMS
 from ...rewriting.fake_quantizers import array_of
-from ...rewriting.nodes import Operand
+from ...rewriting.nodes import GraphOperand
 
 Array = NDArray[Any]
 
@@ -48,8 +48,8 @@ class Linear(Form):
     """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it. Raise
     NotRewrittenError if they are not constants."""
 
-    def __init__(self, meaning: Affine[Operand]) -> None:
-        scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
+    def __init__(self, meaning: Affine[GraphOperand]) -> None:
+        scale, zero_point = meaning.scale.array, meaning.zero_points
         if scale is None or (meaning.zero_point and zero_point is None):
             raise NotRewrittenError("its scale or its zero point is not a constant")
         if meaning.element_type is None:
@@ -153,7 +153,7 @@ class Codeless(Form):
         return np.unique(self.apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
 
 
-def block_form(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]) -> Form:
+def block_form(meaning: BlockRoundTrip[GraphOperand], apply: Callable[[Array], Array]) -> Form:
     parameters = {"axis": meaning.axis, "block_size": meaning.block_size}
     if meaning.operator not in BLOCK_FORMATS:
         return Codeless(meaning.format, meaning.bits, parameters, apply)
@@ -162,7 +162,7 @@ def block_form(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]
     return Block(meaning.format, meaning.bits, parameters, block_format, key.element is None, meaning.axis)
 
 
-def fake_quantization_form(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Codeless:
+def fake_quantization_form(meaning: FakeQuantize[GraphOperand], apply: Callable[[Array], Array]) -> Codeless:
     """Return the form of a format without codes. Raise NotRewrittenError if a parameter is not a constant."""
     if meaning.form in CASTS:
         element_type = find(meaning.form)

@@ -17,7 +17,7 @@ from ...linear.dispatch import TABLE
 from ...linear.key import select
 from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
-from ...rewriting.nodes import Node, Operand
+from ...rewriting.nodes import GraphOperand, Node
 from .forms import Array, Form, Linear, block_form, fake_quantization_form
 from .random_nodes import random_values
 
@@ -185,7 +185,7 @@ def _followers(graph: Graph, node: Node) -> list[Node]:
 
 
 def _round_trip(
-    graph: Graph, node: Node, meaning: Affine[Operand], followers: list[Node], form: Linear
+    graph: Graph, node: Node, meaning: Affine[GraphOperand], followers: list[Node], form: Linear
 ) -> Callable[[Array], Array]:
     """Return a function that quantizes and dequantizes x, in one step if the result is the same."""
     zero_point = np.zeros(form.scale.shape, form.element_type.dtype) if form.zero_point is None else form.zero_point

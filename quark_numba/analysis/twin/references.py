@@ -13,7 +13,7 @@ from ...errors import reraise_of_signal_handler
 from ...models import model_files
 from ...models.model_files import Source
 from ...ort import register
-from ...rewriting.fusions import optimized_by_onnx_runtime
+from ...rewriting.fusions import optimize_by_onnx_runtime
 from ...rewriting.graph import Graph
 from .quantizers import Quantizer
 
@@ -70,7 +70,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
-        simplified = optimized_by_onnx_runtime(model_files.as_proto(reference.lazy()), options)
+        simplified = optimize_by_onnx_runtime(model_files.as_proto(reference.lazy()), options)
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
