@@ -44,66 +44,19 @@ _LARGE = 1 << 16
 
 
 def rewrite(graph: Graph) -> None:
-    known: Known = {}
+    folder = _Folder(graph)
     for node in graph.nodes():
-        if _has_initializers_alone(graph, node) and any(value and graph.is_default(value) for value in node.ir_node.inputs):
+        inputs = [value for value in node.ir_node.inputs if value is not None]
+        defaults = [value for value in inputs if graph.is_default(value)]
+        if defaults and all(value in defaults or graph.tensor(value) is not None for value in inputs):
             graph.leave(node.ir_node, INPUT)
-    graph.each(lambda node, meaning: _fold(graph, node, meaning, known))
-
-
-def _has_initializers_alone(graph: Graph, node: Node) -> bool:
-    inputs = filter(None, node.ir_node.inputs)
-    return all(graph.is_default(value) or graph.tensor(value) is not None for value in inputs)
+    graph.each(folder.fold)
 
 
 def fold_scales(graph: Graph) -> None:
     """Fold the nodes that compute nothing but scales of other nodes."""
-    known: Known = {}
-    graph.each(lambda node, meaning: _fold(graph, node, meaning, known) if _is_scale(graph, node) else None)
-
-
-def _fold(graph: Graph, node: Node, meaning: Meaning[GraphOperand] | None, known: Known) -> None:
-    """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
-    inputs = graph.constant_inputs(node)
-    remembered = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
-    if remembered is not None:
-        graph.replace_by_constants(node, (remembered,), CONSTANT)
-    elif inputs is None:
-        if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
-            raise NotRewrittenError("it is one step already, and not all of its inputs are constants")
-    elif isinstance(meaning, Quantize):
-        try:
-            followers, y = _round_trip(graph, node, meaning, known)
-        except NotRewrittenError:
-            _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
-        else:
-            for follower in followers:
-                graph.remember(follower.y, y)
-    else:
-        outputs = _outputs(graph, node, inputs, meaning, known)
-        _remember(graph, node, outputs)
-        if not graph.keep_quantized_weights or not _keep_codes(graph, node, outputs, meaning, known):
-            graph.replace_by_constants(node, outputs, CONSTANT)
-
-
-def _keep_codes(
-    graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[GraphOperand] | None, known: Known
-) -> bool:
-    """Keep codes instead of a node's outputs, and return whether the node has been replaced by a node that takes these codes.
-    Raise NotRewrittenError if the node takes codes itself, and stays."""
-    if isinstance(meaning, BlockRoundTrip):
-        with suppress(NotRewrittenError):
-            kept = block_codes.store(graph, node, meaning, known)
-            graph.remember(kept.y, *outputs)  # removed with the last folded node that uses it
-            graph.reasons[kept] = KEPT
-            return True
-    if isinstance(meaning, Dequantize) and not _is_scale(graph, node):
-        if quantize := graph.node(node.x.producer()):
-            codes = graph.tensor(node.x)
-            assert codes is not None
-            graph.replace_by_constants(quantize, (codes,), CODES)
-        raise NotRewrittenError(KEPT)
-    return False
+    folder = _Folder(graph)
+    graph.each(lambda node, meaning: folder.fold(node, meaning) if _is_scale(graph, node) else None)
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
@@ -113,48 +66,92 @@ def _is_scale(graph: Graph, node: Node) -> bool:
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
 
-def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) -> None:
-    for value, tensor in zip(node.ir_node.outputs, outputs, strict=True):
-        graph.remember(value, tensor)
+class _Folder:
+    """Folds nodes of a graph, and keeps what it has computed: equal nodes on one constant are computed once."""
 
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: Known = {}
 
-def _round_trip(
-    graph: Graph, node: Node, quantize: Quantize[GraphOperand], known: Known
-) -> tuple[list[Node], ir.TensorProtocol]:
-    """Return the dequantize nodes of a quantize node, and the result that they all have, computed in one step. One step needs
-    one kernel instead of two, which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step
-    would have another result, or if the codes are kept."""
-    stays_if(graph.keep_quantized_weights, KEPT)
-    followers = pairs.fusible_followers(graph, node, quantize)
-    x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
-    assert x is not None
-    assert scale is not None
-    assert codes
-    # A node that is not valid has to stay. Computing the node alone gives the reason.
-    is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
-    if not is_float32 or not all(codes.name in record.operator.formats for record in (node, *followers)):
-        raise NotRewrittenError("its types are not those of the operator that does both")
-    zero_point = quantize.zero_point and graph.tensor(quantize.zero_point.value)
-    zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
-    pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
-    (y,) = _outputs(graph, pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
-    return followers, y
+    def fold(self, node: Node, meaning: Meaning[GraphOperand] | None) -> None:
+        """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
+        inputs = self.graph.constant_inputs(node)
+        remembered = self.graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+        if remembered is not None:
+            self.graph.replace_by_constants(node, (remembered,), CONSTANT)
+        elif inputs is None:
+            has_two_steps = isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize))
+            stays_if(not has_two_steps, "it is one step already, and not all of its inputs are constants")
+        elif isinstance(meaning, Quantize):
+            try:
+                self._remember_round_trip(node, meaning)
+            except NotRewrittenError:
+                self._remember_outputs(node, inputs, meaning)
+        else:
+            outputs = self._remember_outputs(node, inputs, meaning)
+            if not (self.graph.keep_quantized_weights and self._keep_codes(node, outputs, meaning)):
+                self.graph.replace_by_constants(node, outputs, CONSTANT)
 
+    def _keep_codes(self, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[GraphOperand] | None) -> bool:
+        """Keep codes instead of a node's outputs, and return whether the node has been replaced by one that takes these codes.
+        Raise NotRewrittenError if the node takes codes itself, and stays."""
+        if isinstance(meaning, BlockRoundTrip):
+            with suppress(NotRewrittenError):
+                kept = block_codes.store(self.graph, node, meaning, self._known)
+                self.graph.remember(kept.y, *outputs)  # removed with the last folded node that uses it
+                self.graph.reasons[kept] = KEPT
+                return True
+        if isinstance(meaning, Dequantize) and not _is_scale(self.graph, node):
+            if quantize := self.graph.node(node.x.producer()):
+                codes = self.graph.tensor(node.x)
+                assert codes is not None
+                self.graph.replace_by_constants(quantize, (codes,), CODES)
+            raise NotRewrittenError(KEPT)
+        return False
 
-def _outputs(
-    graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None, known: Known
-) -> Sequence[ir.TensorProtocol]:
-    """Return the outputs of a node for constant inputs. Raise NotRewrittenError if the node is not valid."""
-    x, *others = inputs
-    assert x is not None
-    digests = (tensor and hashlib.sha256(array_of(tensor).tobytes()).digest() for tensor in others)
-    types = (tensor and (tensor.dtype, tensor.shape.numpy()) for tensor in others)
-    key = node.operator, repr(node.attributes), id(x), *digests, *types
-    if key not in known:
-        y = _lazy_output(graph, node, x, others, meaning)
-        arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
-        known[key] = x, [y] if y else [in_memory(array) for array in arrays]
-    return known[key][1]
+    def _remember_round_trip(self, node: Node, quantize: Quantize[GraphOperand]) -> None:
+        """Compute what all dequantize nodes of a quantize node return, in one step. One step needs one kernel instead of two,
+        which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step would have another
+        result, or if the codes are kept."""
+        stays_if(self.graph.keep_quantized_weights, KEPT)
+        followers = pairs.fusible_followers(self.graph, node, quantize)
+        x, scale, codes = self.graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
+        assert x is not None
+        assert scale is not None
+        assert codes
+        # A node that is not valid has to stay. Computing the node alone gives the reason.
+        is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
+        has_codes = all(codes.name in record.operator.formats for record in (node, *followers))
+        stays_if(not (is_float32 and has_codes), "its types are not those of the operator that does both")
+        zero_point = quantize.zero_point and self.graph.tensor(quantize.zero_point.value)
+        zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
+        pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
+        (y,) = self._compute(pair, [x, self.graph.tensor(quantize.scale.value), zeros], quantize)
+        for follower in followers:
+            self.graph.remember(follower.y, y)
+
+    def _remember_outputs(
+        self, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None
+    ) -> Sequence[ir.TensorProtocol]:
+        outputs = self._compute(node, inputs, meaning)
+        for value, tensor in zip(node.ir_node.outputs, outputs, strict=True):
+            self.graph.remember(value, tensor)
+        return outputs
+
+    def _compute(
+        self, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None
+    ) -> Sequence[ir.TensorProtocol]:
+        """Return the outputs of a node for constant inputs. Raise NotRewrittenError if the node is not valid."""
+        x, *others = inputs
+        assert x is not None
+        digests = (tensor and hashlib.sha256(array_of(tensor).tobytes()).digest() for tensor in others)
+        types = (tensor and (tensor.dtype, tensor.shape.numpy()) for tensor in others)
+        key = node.operator, repr(node.attributes), id(x), *digests, *types
+        if key not in self._known:
+            y = _lazy_output(self.graph, node, x, others, meaning)
+            arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
+            self._known[key] = x, [y] if y else [in_memory(array) for array in arrays]
+        return self._known[key][1]
 
 
 def _lazy_output(
@@ -180,14 +177,11 @@ def _lazy_output(
     if element_type is None:
         return None
     # A part of x is some indices along its axis `along`. The parameters for it are some indices along their `parameter_axis`,
-    # counted from the end, each for `unit` indices of x; or all of them if that is None.
-    along, unit = row_axis(shape), 1
-    parameter_axis: int | None
-    if block:  # parameters have the axes of x, with an element for each block along `axis`
-        parameter_axis = along - len(shape)
-        unit = block if along == axis else 1
-    else:  # parameters have one axis, that of `axis`
-        parameter_axis = -1 if along == axis else None
+    # counted from the end, each for `unit` indices of x; or all of them if that is None. With blocks, parameters have the axes
+    # of x, with an element for each block along `axis`; without, they have one axis, that of `axis`.
+    along = row_axis(shape)
+    unit = block if block and along == axis else 1
+    parameter_axis = along - len(shape) if block else -1 if along == axis else None
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
         operands = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
@@ -226,8 +220,8 @@ def _lazy_fake_quantization(
     """Return the output of a node of fake quantization, whose parameters broadcast to x, as `_lazy_output` does."""
     shape = x.shape.numpy()
     arrays, attributes = fake_quantizers.parameters(graph, meaning)
-    if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
-        raise NotRewrittenError(Invalid("not valid: a parameter does not broadcast to x"))
+    fits = np.broadcast_shapes(shape, *(array.shape for array in arrays)) == tuple(shape)
+    stays_if(not fits, Invalid("not valid: a parameter does not broadcast to x"))
     counterpart, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

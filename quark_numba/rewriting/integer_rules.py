@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import Dequantize
-from ..declaration.reasons import NotRewrittenError, require, stays_if
+from ..declaration.reasons import require, stays_if
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
 from .graph import Graph
 from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
@@ -110,9 +110,9 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     """Return the int32 codes of a bias. Raise NotRewrittenError unless their scale is that of the products, within a rounding
     error."""
-    meaning = graph.meaning(graph.node(value.producer()))
-    if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
-        raise NotRewrittenError("its bias is not dequantized from int32")
+    other = "its bias is not dequantized from int32"
+    _, meaning = require(graph.rewritable(value.producer(), Dequantize), other)
+    stays_if(meaning.element_type is not INT32 or not meaning.is_symmetric, other)
     unknown = "its bias is not constant"
     codes, scale = require(graph.array(meaning.x.value), unknown), require(meaning.scale.array, unknown)
     stays_if(meaning.has_other_type or scale.dtype != FLOAT32.dtype, "its bias is dequantized in a type other than float32")
@@ -226,9 +226,10 @@ def _check_average_pool(graph: Graph, match: Match) -> None:
     values = match.node.attributes
     is_plain = not values.get_int("ceil_mode") and set(values.get_ints("dilations", [1])) == {1} and "auto_pad" not in values
     stays_if(not is_plain, "it pads or skips elements")
-    _check_global_pool(graph, match, values.get_ints("kernel_shape") or ())
+    kernel: Any = values.get_ints("kernel_shape", ())
+    _check_global_pool(graph, match, kernel)
     # QLinearAveragePool adds floats.
-    most = math.prod(values.get_ints("kernel_shape") or ())
+    most = math.prod(kernel)
     quotient = float(match.sources[0].codes.scale) / float(match.target.codes.scale)
     stays_if(most * max(1.0, quotient) > _MAX_POOLED, "its sums are too large")
     sums = np.arange(-255 * most, 255 * most + 1) * quotient
