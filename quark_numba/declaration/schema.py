@@ -152,18 +152,21 @@ class Schema:
             overloads.append(Overload(inputs, outputs))
         yield from sorted(overloads, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
 
-    def check_types(self, element_types: Sequence[ElementType | None]) -> None:
-        """Raise TypeError if an input has an element type that is not allowed. None is an unknown type."""
-        variables: dict[str, ElementType] = {}
+    def check_types(self, element_types: Sequence[ElementType | str | None]) -> None:
+        """Raise TypeError if an input has an element type that is not allowed. None is an unknown type, and a str the name of a
+        type that the package lacks."""
+        variables: dict[str, ElementType | str] = {}
         for index, element_type in enumerate(element_types):
             if element_type is None:
                 continue
             parameter = self.input(index)
             allowed = self.types[parameter.variable]
-            if parameter.is_homogeneous and variables.setdefault(parameter.variable, element_type) is not element_type:
-                allowed = (variables[parameter.variable],)
+            first = variables.setdefault(parameter.variable, element_type) if parameter.is_homogeneous else element_type
+            if first is not element_type and not isinstance(first, str):
+                allowed = (first,)
             if element_type not in allowed:
-                raise TypeError(f"{parameter.name} has element type {element_type.name}; expected {names(allowed)}")
+                name = element_type if isinstance(element_type, str) else element_type.name
+                raise TypeError(f"{parameter.name} has element type {name}; expected {names(allowed)}")
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return values for all attributes: the given values, and the defaults of all other attributes. Raise ValueError if a

@@ -14,6 +14,7 @@ _DOMAIN = "mct_quantizers"
 
 _NUM_BITS = Attribute("num_bits", None, "Bits of a code.")
 _VERSION = Attribute("mctq_version", "", "Without effect.", "STRING", is_always_written=False)
+_FOR_CHANNELS = "One element, or one for each channel."
 _SIGNED = Attribute("signed", 1, "Whether codes have a sign.")
 _CHANNELS = (
     Attribute("per_channel", None, "Whether there is a parameter for each index along channel_axis."),
@@ -71,7 +72,7 @@ OPERATORS = (
         operator(
             _DOMAIN,
             name,
-            (number("threshold", "One element, or one for each channel."),),
+            (number("threshold", _FOR_CHANNELS),),
             (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
             _by_threshold,
             form="threshold",
@@ -82,10 +83,7 @@ OPERATORS = (
     operator(
         _DOMAIN,
         "WeightsUniformQuantizer",
-        (
-            number("min_range", "One element, or one for each channel."),
-            number("max_range", "One element, or one for each channel."),
-        ),
+        (number("min_range", _FOR_CHANNELS), number("max_range", _FOR_CHANNELS)),
         (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
         _by_range,
         form="range",

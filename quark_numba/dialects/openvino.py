@@ -8,7 +8,13 @@ from typing import Any
 from ..declaration import AnyOperand, Attribute, FakeQuantize
 from ..fake_quantization.operators import number, operator
 
-_LIMITS = ("input_low", "input_high", "output_low", "output_high")
+# The limits of the levels, with their meaning.
+_LIMITS = {
+    "input_low": "Where the levels of x begin.",
+    "input_high": "Where they end.",
+    "output_low": "The value of the lowest level.",
+    "output_high": "The value of the highest level.",
+}
 
 # Where the shapes are the same, as "none" asks for, they broadcast as in numpy.
 _BROADCASTS = ("numpy", "none")
@@ -25,12 +31,7 @@ OPERATORS = (
     operator(
         "org.openvinotoolkit",
         "FakeQuantize",
-        (
-            number("input_low", "Where the levels of x begin. It broadcasts to x."),
-            number("input_high", "Where they end. It broadcasts to x."),
-            number("output_low", "The value of the lowest level. It broadcasts to x."),
-            number("output_high", "The value of the highest level. It broadcasts to x."),
-        ),
+        [number(name, f"{doc} It broadcasts to x.") for name, doc in _LIMITS.items()],
         (
             Attribute("levels", None, "How many levels there are, at least 2."),
             Attribute(

@@ -65,16 +65,9 @@ def _trunc(inputs: Sequence[AnyOperand | None], attributes: Mapping[str, Any]) -
     """Return the meaning of Trunc. The number of inputs tells the version: version 1 has no out_scale."""
     x, scale, zero_point, in_bits, fifth, sixth = (*inputs, None)[:6]
     out_scale, out_bits = (float("nan"), fifth) if sixth is None else (fifth, sixth)
-    parameters = {
-        "scale": scale,
-        "zero_point": zero_point,
-        "in_bits": in_bits,
-        "out_scale": out_scale,
-        "out_bits": out_bits,
-        "signed": attributes["signed"],
-        "narrow": attributes["narrow"],
-    }
-    return FakeQuantize(x, "truncation", attributes["rounding_mode"], parameters)
+    operands = {"scale": scale, "zero_point": zero_point, "in_bits": in_bits, "out_scale": out_scale, "out_bits": out_bits}
+    flags = {name: attributes[name] for name in ("signed", "narrow")}
+    return FakeQuantize(x, "truncation", attributes["rounding_mode"], operands | flags)
 
 
 _TRUNC = operator(

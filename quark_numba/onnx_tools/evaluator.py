@@ -12,7 +12,7 @@ from onnx.reference.op_run import OpRun, RuntimeTypeError
 from ..catalog import OPERATORS
 from ..checks import check_choices
 from ..declaration import Operator
-from ..element_types import ElementType, find, names
+from ..element_types import find
 from ..element_types.operands import find_any
 
 try:
@@ -58,21 +58,11 @@ class _Operator(OpRun):
         arrays = [_from_onnx(x) for x in inputs]
         given = {name: value for name, value in attributes.items() if value is not None}
         try:
-            operator.check_types([None if array is None else _known(array, operator, i) for i, array in enumerate(arrays)])
+            operator.check_types([None if array is None else find_any(array.dtype) or str(array.dtype) for array in arrays])
             outputs = operator.call(*arrays, **operator.values(given))
         except TypeError as error:  # the evaluator would replace its message by one without the reason
             raise RuntimeTypeError(f"{operator.full_name}: {error}") from error
         return tuple(map(_to_onnx, outputs if isinstance(outputs, tuple) else (outputs,)))
-
-
-def _known(array: Any, operator: Operator, index: int) -> ElementType:
-    element_type = find_any(array.dtype)
-    if element_type is None:
-        parameter = operator.input(index)
-        raise TypeError(
-            f"{parameter.name} has element type {array.dtype}; expected {names(operator.types[parameter.variable])}"
-        )
-    return element_type
 
 
 @functools.cache

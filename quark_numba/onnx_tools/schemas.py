@@ -13,7 +13,7 @@ from onnx import defs, helper, shape_inference
 from ..catalog import OPERATORS
 from ..compiling.lock import run_in_creation
 from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
-from ..element_types import ElementType, names
+from ..element_types import ElementType
 from ..element_types.operands import find_any
 from ..errors import counted
 
@@ -111,7 +111,7 @@ def _infer(operator: Operator, context: Any) -> None:
         if operator.most_inputs is not None and not operator.fewest_inputs <= len(protos) <= operator.most_inputs:
             expected = " or ".join(map(str, range(operator.fewest_inputs, operator.most_inputs + 1)))
             raise ValueError(f"it has {counted(len(protos), 'input')}; expected {expected}")
-        _check_types(operator, protos)
+        operator.check_types([None if proto is None else _element_type(proto.tensor_type.elem_type) for proto in protos])
         inputs = [None if proto is None else Tensor(find_any(proto.tensor_type.elem_type), _shape(proto)) for proto in protos]
         outputs = operator.infer(inputs, _attributes(operator, context))
     except (TypeError, ValueError) as error:
@@ -121,15 +121,9 @@ def _infer(operator: Operator, context: Any) -> None:
             context.set_output_type(index, _type_proto(output, protos))
 
 
-def _check_types(operator: Operator, protos: list[Any]) -> None:
-    """Raise TypeError if an input's element type is not allowed, or if the package does not have it."""
-    for index, proto in enumerate(protos):
-        number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
-        if number and find_any(number) is None:
-            parameter, type_name = operator.input(index), onnx.TensorProto.DataType.Name(number).lower()
-            expected = names(operator.types[parameter.variable])
-            raise TypeError(f"{parameter.name} has element type {type_name}; expected {expected}")
-    operator.check_types([find_any(proto.tensor_type.elem_type) if proto else None for proto in protos])
+def _element_type(number: int) -> ElementType | str | None:
+    """Return the element type of this number; its name if the package lacks it, and None if the type is not known."""
+    return find_any(number) or (onnx.TensorProto.DataType.Name(number).lower() if number else None)
 
 
 def _attributes(operator: Operator, context: Any) -> dict[str, Any]:

@@ -126,17 +126,7 @@ class _Writer:
         """Write the integer operator, with a Clip of its codes if that is needed, in front of the quantize node: there all its
         inputs exist, and nothing uses its output yet."""
         rule, replaced, target = match.rule, match.node, match.target
-        types = [UINT8, match.weights_type, *[UINT8] * len(match.sources)]
-        operands = [self._operand(match, *operand) for operand in zip(match.sources, types, strict=False)]
-        order = rule.order.split()
-        parts: dict[str, list[ir.Value | None]] = {
-            "x": [value for operand in operands for value in operand],
-            "y": [*self._parameters(match, target.codes, UINT8)] if "y" in order else [],
-            "b": [self._constant(match, match.bias, "bias") if match.bias is not None else None],
-            "d": self._reciprocal(match) if "d" in order else [],
-            "codes": [*(value for value, *_ in operands), *replaced.inputs[len(operands) :]],
-        }
-        inputs = [value for part in order for value in parts[part]]
+        inputs = [value for part in rule.order.split() for value in self._inputs(match, part)]
         while inputs[-1] is None:
             inputs.pop()
         written = replaced.attributes.items()
@@ -151,6 +141,21 @@ class _Writer:
             node = ir.node("Clip", [codes, *(self._constant(match, bound, "bound") for bound in bounds)])
             codes = self._insert(node, target.quantize, target.quantize.y)
         self.made[target.quantize] = codes
+
+    def _inputs(self, match: Match, part: str) -> Sequence[ir.Value | None]:
+        """Return inputs of the integer operator: a part of `Rule.order`."""
+        types = [UINT8, match.weights_type, *[UINT8] * len(match.sources)]
+        operands = (self._operand(match, *operand) for operand in zip(match.sources, types, strict=False))
+        match part:
+            case "x":
+                return [value for operand in operands for value in operand]
+            case "y":
+                return self._parameters(match, match.target.codes, UINT8)
+            case "b":
+                return [None if match.bias is None else self._constant(match, match.bias, "bias")]
+            case "d":
+                return self._reciprocal(match)
+        return [*(value for value, *_ in operands), *match.node.inputs[len(match.sources) :]]
 
     def _operand(self, match: Match, source: Source, codes: ElementType) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Return codes of a type that a source dequantizes, where the operator takes them, with scale and zero point."""
@@ -180,7 +185,7 @@ class _Writer:
         zeros = np.full(shape, codes.zero_point + codes.shift(element_type)).astype(element_type.dtype)
         return value, self._constant(match, zeros, "zero_point")
 
-    def _reciprocal(self, match: Match) -> list[ir.Value | None]:
+    def _reciprocal(self, match: Match) -> list[ir.Value]:
         """Return the code 1, the reciprocal of the divisor as its scale, and the zero point 0."""
         divisor = divisor_of(self.graph, match.node)
         assert divisor
@@ -202,13 +207,14 @@ class _Writer:
     def _quantize_to_uint8(self, quantize: Node) -> ir.Value:
         """Return codes of uint8 in the place of int8."""
         quantizer = COUNTERPARTS["quantize"]
-        node = ir.node(quantizer.name, self._inputs(quantize, quantize.x), quantizer.values({}), domain=quantizer.domain)
+        inputs = self._inputs_of_uint8(quantize, quantize.x)
+        node = ir.node(quantizer.name, inputs, quantizer.values({}), domain=quantizer.domain)
         codes = self._insert(node, quantize, quantize.y)
         self.graph.model.opset_imports.setdefault(quantizer.domain, quantizer.since_version)
         self.graph.register(node)
         return codes
 
-    def _inputs(self, node: Node, x: ir.Value) -> list[ir.Value]:
+    def _inputs_of_uint8(self, node: Node, x: ir.Value) -> list[ir.Value]:
         """Return the inputs of a node that has codes of uint8 in the place of int8."""
         codes = known_codes(self.graph.affine(node))
         zeros = np.full(codes.scales.shape, codes.zero_point + codes.shift(UINT8), np.uint8)
@@ -221,7 +227,7 @@ class _Writer:
             for node in [self.graph.node(user) for user, _ in quantize.y.uses()]:
                 assert node
                 attributes = dequantizer.values({"axis": self.graph.affine(node).axis})
-                self.graph.replace(node, dequantizer, self._inputs(node, codes), attributes, REWRITTEN)
+                self.graph.replace(node, dequantizer, self._inputs_of_uint8(node, codes), attributes, REWRITTEN)
         else:
             name = quantize.y.name
             self.graph.replace_uses(quantize.y, codes)

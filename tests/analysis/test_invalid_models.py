@@ -7,7 +7,7 @@ from rewritten_models import floats
 
 import quark_numba
 from quark_numba import RandomData
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 TWICE = ["a = Relu (x)", "a = Neg (x)", "y = Relu (a)"]
 BRANCHES = "then_branch = then () => (m) { m = Relu (x) m = Neg (x) }, else_branch = other () => (k) { k = Neg (x) }"
@@ -29,7 +29,7 @@ def test_a_tensor_that_is_defined_twice(name):
     reason = f"Output '{tensor}' is redeclared in the current graph scope"
     assert str(caught.value).startswith(f"not a valid model: {reason}")
     assert len(str(caught.value)) < 400
-    result = optimized(whole)
+    result = rewrite_model(whole)
     assert result.model == whole
     ((_, text),) = result.left
     assert text.startswith(f"it has what onnx-ir cannot read: {reason}")

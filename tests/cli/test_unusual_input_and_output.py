@@ -455,6 +455,6 @@ def test_no_memory(twice, terminal, monkeypatch, tmp_path):
     def optimized(*_, **__):
         raise MemoryError("Unable to allocate 8.00 GiB")
 
-    monkeypatch.setattr("quark_numba.rewriting.optimize.optimized", optimized)
+    monkeypatch.setattr("quark_numba.rewriting.optimize.rewrite_model", optimized)
     error = terminal.error("optimize", twice, tmp_path / "out.onnx")
     assert "error: there is not enough memory: Unable to allocate 8.00 GiB" in error

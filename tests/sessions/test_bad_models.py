@@ -18,7 +18,7 @@ import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.cli import inventory
 from quark_numba.rewriting import constants, functions, pairs, regions, round_trips
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -135,7 +135,7 @@ def test_the_model_that_is_mutated():
     whole, x = mutated_models.sound(), np.linspace(-3, 3, 12, dtype=np.float32).reshape(4, 3)
     expected = session(whole).run(None, {"x": x})[0]
     assert quark_numba.InferenceSession(whole).run(None, {"x": x})[0].tobytes() == expected.tobytes()
-    done = {what for _, what in optimized(whole).done}
+    done = {what for _, what in rewrite_model(whole).done}
     assert done == {constants.CONSTANT, functions.INLINED, round_trips.ROUND_TRIP, pairs.FUSED, regions.MERGED}
 
 

@@ -11,7 +11,7 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.rewriting import constants
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -107,7 +107,7 @@ def test_they_are_constants_if_that_is_said(tmp_path, caplog):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_only_what_nobody_can_feed_is_folded(keep):
-    result = optimized(adapted(), keep_initializers_as_inputs=keep)
+    result = rewrite_model(adapted(), keep_initializers_as_inputs=keep)
     pairs = sum(node.op_type in ("QuantizeDequantizeLinear", "Region") for node in result.model.graph.node)
     assert pairs == 2 + keep  # of x, of the sum, and of a
     assert any(why == constants.INPUT for _, why in result.left) == keep
@@ -123,7 +123,7 @@ def test_in_models_of_ir_version_3_they_are_constants():
         if each.name not in names
     )
     made.ir_version = 3
-    result = optimized(made)
+    result = rewrite_model(made)
     assert not any(why == constants.INPUT for _, why in result.left)
     assert sum(node.op_type in ("QuantizeDequantizeLinear", "Region") for node in result.model.graph.node) == 2
 

@@ -15,7 +15,7 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba.cli import inventory
 from quark_numba.errors import ModelError
-from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
 
@@ -98,7 +98,7 @@ def test_operators_that_run_nowhere(domain, name, why, where, tmp_path):
     assert counted.run_by == "nobody"
     assert counted.why.startswith(why)
     if where == "graph":
-        (left,) = optimized(refused).left
+        (left,) = rewrite_model(refused).left
         assert left[0] == f"{domain}::{name}"
         assert left[1].startswith(why)
 
