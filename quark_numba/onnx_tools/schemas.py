@@ -149,16 +149,10 @@ def _shape(proto: Any) -> Shape | None:
 
 def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
     """Return the type of an output as onnx has it. If the output has the shape of an input, its dimensions keep their names."""
-    result = onnx.TypeProto()
     assert output.element_type
-    result.tensor_type.elem_type = output.element_type.number
-    if output.shape is None:
-        return result
-    like = next((tensor for tensor in inputs if tensor is not None and _shape(tensor) == output.shape), None)
-    if like is not None:
-        result.tensor_type.shape.CopyFrom(like.tensor_type.shape)
-    else:
-        result.tensor_type.shape.SetInParent()
-        for dimension in output.shape:
-            result.tensor_type.shape.dim.add(**({} if dimension is None else {"dim_value": dimension}))
+    result = helper.make_tensor_type_proto(output.element_type.number, output.shape)
+    for tensor in inputs:
+        if tensor is not None and output.shape is not None and _shape(tensor) == output.shape:
+            result.tensor_type.shape.CopyFrom(tensor.tensor_type.shape)
+            break
     return result

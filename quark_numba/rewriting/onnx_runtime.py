@@ -35,10 +35,14 @@ def casts_to(element_type: ElementType) -> bool:
     return _runs("", helper.make_node("Cast", ["x"], ["y"], to=element_type.number), [FLOAT32], element_type)
 
 
+@functools.cache
 def runs(operator: Operator, domain: str, codes: ElementType | None, scale: ElementType | None) -> bool:
     """Return whether the CPU provider runs ONNX's own quantize or dequantize operator in a domain, in any version, with these
     element types. None stands for uint8 as the type of codes, and for float32 as the type of the scale."""
-    return _runs_linear(_plain(domain), operator.name, operator.operation, codes or UINT8, scale or FLOAT32)
+    codes, scale, domain = codes or UINT8, scale or FLOAT32, _plain(domain)
+    x, y = (scale, codes) if operator.operation == "quantize" else (codes, scale)
+    node = helper.make_node(operator.name, ["x", "scale", "zero_point"], ["y"], domain=domain)
+    return _runs(domain, node, [x, scale, codes], y)
 
 
 @functools.cache
@@ -62,12 +66,6 @@ def _versions() -> dict[tuple[str, str], set[int]]:
     for schema in onnxruntime_pybind11_state.get_all_operator_schema():
         versions[schema.domain, schema.name].add(schema.since_version)
     return dict(versions)
-
-
-@functools.cache
-def _runs_linear(domain: str, name: str, operation: str, codes: ElementType, scale: ElementType) -> bool:
-    x, y = (scale, codes) if operation == "quantize" else (codes, scale)
-    return _runs(domain, helper.make_node(name, ["x", "scale", "zero_point"], ["y"], domain=domain), [x, scale, codes], y)
 
 
 def _runs(domain: str, node: onnx.NodeProto, inputs: Sequence[ElementType], output: ElementType) -> bool:

@@ -250,11 +250,12 @@ def rewrite_model(
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
     source = model_files.Source.from_argument(model, leave=replaced)
-    intermediate, lost = _read(source)
-    if intermediate is None:
+    try:
+        intermediate = _read(source)
+    except ModelError as error:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
-        return RewrittenModel(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), operators)
+        return RewrittenModel(source, same, Counter(), Counter({("the whole model", f"it has {error}"): 1}), operators)
     with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
@@ -313,16 +314,14 @@ def choose_qdq(
     return "float" if operators == "cuda" or integers == "nowhere" else "auto"
 
 
-def _read(source: model_files.Source) -> tuple[ir.Model | None, str]:
-    """Return the model as onnx-ir holds it; or None, and what the model has that onnx-ir would lose or cannot read."""
+def _read(source: model_files.Source) -> ir.Model:
+    """Return the model as onnx-ir holds it. Raise ModelError if the model has something that onnx-ir would lose or cannot read;
+    the message says what."""
     if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto)):
-        return None, "sparse initializers"
+        raise ModelError("sparse initializers")
     if source.proto.training_info:
-        return None, "training_info"
-    try:
-        return source.lazy("what onnx-ir cannot read"), ""
-    except ModelError as error:
-        return None, str(error)
+        raise ModelError("training_info")
+    return source.lazy("what onnx-ir cannot read")
 
 
 def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operators = "standard") -> str:

@@ -7,19 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper, shape_inference
+from onnx import helper
 
 from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
 from ..models.protos import subgraphs, used_names
-from ..rewriting.stand_ins import StandIns
+from ..rewriting.nodes import Values
 from .blocks import NCHWC
-
-# Initializers of at most this many elements may be shapes, on which other shapes depend.
-_MAX_ELEMENTS = 128
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -57,7 +55,7 @@ class BlockedTensors:
         graph = model.graph
         self.lanes, self._folder = lanes, folder
         self.shapes = _inferred_shapes(model)
-        self.shapes |= {value.name: _dimensions(value) for value in (*graph.value_info, *graph.input) if _dimensions(value)}
+        self.shapes |= {value.name: shape for value in (*graph.value_info, *graph.input) if (shape := _dimensions(value))}
         inputs = {value.name for value in graph.input}
         self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
         self.tensors: dict[str, Blocked] = {}
@@ -165,32 +163,25 @@ def perm(node: onnx.NodeProto) -> list[int]:
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
 
 
-def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
+def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
     """Return the shapes that onnx infers, by name, or no shapes if onnx fails. ONNX Runtime does not know the shapes of the
     results of regions."""
-    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
-    graph = skeleton.graph
-    graph.name = "shapes"
-    graph.input.extend(model.graph.input)
-    inputs = {proto.name for proto in model.graph.input}
-    for proto in model.graph.initializer:
-        if proto.name in inputs:
-            continue  # sessions may be fed with another shape
-        if np.prod(proto.dims) <= _MAX_ELEMENTS:
-            graph.initializer.append(proto)
-        else:
-            graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
-    graph.node.extend(StandIns().nodes(model.graph.node, {}))
-    for node in graph.node:
-        if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
-            node.domain, node.op_type = "", "Conv"
-            kept = [proto for proto in node.attribute if not proto.name.startswith("activation")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
     with errors_ignored():
-        inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
-        return {proto.name: _dimensions(proto) for proto in inferred.value_info}
+        copy = ir.from_proto(model)
+        for node in copy.graph:
+            if node.op_identifier() == ("com.microsoft", "FusedConv", ""):
+                node.domain, node.op_type = "", "Conv"
+                for name in [name for name in node.attributes if name.startswith("activation")]:
+                    del node.attributes[name]
+        known = Values(copy, frozenset())
+        shapes = {value.name: known.shape(value) for node in copy.graph for value in node.outputs if value.name}
+        return {name: [_length(dimension) for dimension in shape] for name, shape in shapes.items() if shape is not None}
     return {}
+
+
+def _length(dimension: int | str | None) -> int | None:
+    """Return the length of a dimension, or None if it is unknown or 0."""
+    return dimension if isinstance(dimension, int) and dimension > 0 else None
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
@@ -198,7 +189,7 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return [dimension.dim_value if dimension.dim_value > 0 else None for dimension in tensor.shape.dim]
+    return [_length(dimension.dim_value) for dimension in tensor.shape.dim]
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
