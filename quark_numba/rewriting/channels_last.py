@@ -31,23 +31,22 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
     """Rewrite these nodes of a sorted model, and count them. A node stays if it has several outputs, or if the rank of its x is
     not known."""
     done: Counter[tuple[str, str]] = Counter()
-    nodes = [node for node in model.graph.all_nodes() if is_channels_last(node.domain, node.op_type)]
-    if nodes:
-        known = Values(model, frozenset())
-        for node in nodes:
-            is_call = node.op_identifier() in model.functions
-            is_whole = len(node.outputs) == 1 and bool(node.inputs) and node.inputs[0] is not None
-            rank = _rank(node, known) if is_whole and not is_call else None
-            if rank is not None and rank >= 2:
-                done[full_name(node), REWRITTEN] += 1
-                befores = {value.producer() for value in node.inputs if value}
-                _replace(node, rank, known)
-                known.forget_inferred()
-                for before in befores:  # a Transpose that this one undoes
-                    if before and before.graph and before.op_identifier() == _TRANSPOSE and is_unused(before):
-                        before.graph.remove(before, safe=True)
+    known = Values(model, frozenset())
+    for node in [node for node in model.graph.all_nodes() if is_channels_last(node.domain, node.op_type)]:
         # QONNX gives its domain the version that ONNX's has.
         model.opset_imports.setdefault("", model.opset_imports.get(CHANNELS_LAST, 1))
+        is_call = node.op_identifier() in model.functions
+        is_whole = len(node.outputs) == 1 and bool(node.inputs) and node.inputs[0] is not None
+        rank = _rank(node, known) if is_whole and not is_call else None
+        if rank is None or rank < 2:
+            continue
+        done[full_name(node), REWRITTEN] += 1
+        befores = {value.producer() for value in node.inputs if value}
+        _replace(node, rank, known)
+        known.forget_inferred()
+        for before in befores:  # a Transpose that this one undoes
+            if before and before.graph and before.op_identifier() == _TRANSPOSE and is_unused(before):
+                before.graph.remove(before, safe=True)
     return done
 
 

@@ -51,7 +51,8 @@ def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[
     shape, arrays = graph.shape(meaning.x.value), []
     try:
         key = key_of(meaning)
-        for name in FORMS[key.form].parameters:
+        names = FORMS[key.form].parameters
+        for name in names:
             array = array_of(meaning, name)
             if array.size == 1:
                 array = array.reshape(())  # of any rank, and x need not have it
@@ -64,7 +65,6 @@ def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[
         if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
-        names = FORMS[key.form].parameters
         for name, array in zip(names, arrays, strict=True):
             check_single(key, name, array.shape, name)
         if key.form != "codes":  # "codes" takes any numbers; checking them would compile a kernel

@@ -77,8 +77,8 @@ def create_artifact(request: SessionRequest) -> Artifact:
         named_in_utf8(request.path)
     _warn(request, artifact.left)
     left = {name for name, _ in artifact.left}
-    reasons = (why for name, (is_rewritten, why) in refusals.items() if name in left or not is_rewritten)
-    return artifact._replace(refusal=next(reasons, ""))
+    rewritten = {name for name in refusals if channels_last.is_channels_last(*name.split("::"))} - left
+    return artifact._replace(refusal=next((why for name, why in refusals.items() if name not in rewritten), ""))
 
 
 def load(source: Any) -> onnx.ModelProto:
@@ -115,15 +115,14 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
     return model_files.Source(model, folder, request.path, request.replacements.in_files, state)
 
 
-def _find_refusals(model: onnx.ModelProto) -> dict[str, tuple[bool, str]]:
-    """Return the operators of a model that are known to run nowhere. For each there is a flag, which says whether `optimize`
-    may rewrite its nodes, and the reason why a model with such a node cannot run."""
+def _find_refusals(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the operators of a model that are known to run nowhere, unless `optimize` rewrites them. For each there is the
+    reason why a model with such a node cannot run."""
     refusals = {}
     for node in protos.nodes(model.graph, *model.functions):
         if why := refused.reason(node.domain, node.op_type):
             name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-            text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}"
-            refusals[name] = channels_last.is_channels_last(node.domain, node.op_type), text
+            refusals[name] = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}"
     return refusals
 
 

@@ -51,13 +51,13 @@ def folder(path):
 def builds(monkeypatch):
     """The models that were built, and not found in the cache."""
     made = []
-    optimized = plan.optimized
+    optimized = plan.rewrite_model
 
     def counted(*arguments, **named):
         made.append(arguments)
         return optimized(*arguments, **named)
 
-    monkeypatch.setattr(plan, "optimized", counted)
+    monkeypatch.setattr(plan, "rewrite_model", counted)
     return made
 
 
