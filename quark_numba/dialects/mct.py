@@ -12,6 +12,9 @@ from ..tables.operators import operator as table_operator
 
 _DOMAIN = "mct_quantizers"
 
+_THRESHOLD = Attribute("threshold", None, "The bound of x.", "FLOAT")
+_LEAST = Attribute("min_range", None, "The lower bound of x.", "FLOAT")
+_MOST = Attribute("max_range", None, "The upper bound of x.", "FLOAT")
 _NUM_BITS = Attribute("num_bits", None, "Bits of a code.")
 _VERSION = Attribute("mctq_version", "", "Without effect.", "STRING", is_always_written=False)
 _FOR_CHANNELS = "One element, or one for each channel."
@@ -47,7 +50,7 @@ OPERATORS = (
             _DOMAIN,
             name,
             (),
-            (Attribute("threshold", None, "The bound of x.", "FLOAT"), _SIGNED, _NUM_BITS, _VERSION),
+            (_THRESHOLD, _SIGNED, _NUM_BITS, _VERSION),
             _by_threshold,
             form="threshold",
             doc="y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed).",
@@ -58,12 +61,7 @@ OPERATORS = (
         _DOMAIN,
         "ActivationUniformQuantizer",
         (),
-        (
-            Attribute("min_range", None, "The lower bound of x.", "FLOAT"),
-            Attribute("max_range", None, "The upper bound of x.", "FLOAT"),
-            _NUM_BITS,
-            _VERSION,
-        ),
+        (_LEAST, _MOST, _NUM_BITS, _VERSION),
         _by_range,
         form="offset range",
         doc="y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0.",

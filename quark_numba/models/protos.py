@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
+from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
 from ..element_types import external_data
@@ -29,6 +30,12 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the values of a node's attributes, by name. Text that is not UTF-8 becomes other text."""
+    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:

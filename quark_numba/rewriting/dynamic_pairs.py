@@ -72,7 +72,5 @@ def _is_same_number(one: GraphOperand, other: GraphOperand) -> bool:
     """Return whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
     if one.is_same(other):
         return True
-    numbers = one.array, other.array
-    if numbers[0] is None or numbers[1] is None or numbers[0].size != 1:
-        return False
-    return have_same_bits(numbers[0].reshape(-1), numbers[1].reshape(-1))
+    a, b = one.array, other.array
+    return a is not None and b is not None and a.size == 1 and have_same_bits(a.reshape(-1), b.reshape(-1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,21 @@ def fused_values(graph: Graph) -> dict[str, str]:
     result. A value that is missing in the result is part of the nodes that replaced its users. If ONNX Runtime refuses the
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
-    weights = {value.name for node in graph.model.graph if node.op_type in _WITH_WEIGHTS for value in node.inputs[1:] if value}
-    before, after = fused_by_onnx_runtime(graph, weights)
+    initializers = graph.model.graph.initializers
+    with_weights = (node for node in graph.model.graph if node.op_type in _WITH_WEIGHTS)
+    weights = {value.name or "" for node in with_weights for value in node.inputs[1:] if value} & initializers.keys()
+    sizes = [tensor.nbytes for name in weights if (tensor := initializers[name].const_value) is not None]
+    file = "zeros" if sum(sizes) > MAX_IN_MEMORY else None
+    before = skeleton(graph.model, graph.tensor, frozenset(weights), hide_shapes=True, file=file)
     # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
     elementwise = [name for node in nodes for name in node.output]
-    if isinstance(after, str):
-        return dict.fromkeys(elementwise, f"{UNKNOWN}: {after}")
+    try:
+        after = _fused(before, file, max(sizes, default=0))
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        graph.write_error = str(error) if isinstance(error, WriteError) else ""
+        return dict.fromkeys(elementwise, f"{UNKNOWN}: {str(error).splitlines()[0]}")
     verdicts = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
     # Nodes come after their inputs. In reverse order, the result for a node's users is known before the node.
     users: dict[str, list[bool]] = defaultdict(list)
@@ -54,29 +62,19 @@ def fused_values(graph: Graph) -> dict[str, str]:
     return {name: FUSED for name in elementwise if not verdicts[name]}
 
 
-def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[onnx.ModelProto, onnx.ModelProto | str]:
-    """Return the main graph before and after all of ONNX Runtime's fusions, or its message if it refuses the graph. Nodes that
-    it does not run have stand-ins. Large initializers named in `weights` are zeros, the others graph inputs."""
-    initializers = graph.model.graph.initializers
-    zeros = {name: initializers[name].const_value for name in weights if name and name in initializers}
-    sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
-    file = "zeros" if sum(sizes) > MAX_IN_MEMORY else None
-    before = skeleton(graph.model, graph.tensor, frozenset(zeros), hide_shapes=True, file=file)
+def _fused(model: onnx.ModelProto, file: str | None, size: int) -> onnx.ModelProto:
+    """Return a model after all of ONNX Runtime's fusions. Its tensors may refer to `size` zeros in a file. ONNX Runtime's
+    exceptions are passed on."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    try:
-        with temporary_folder() if file else nullcontext("") as folder:
-            source: onnx.ModelProto | str = before
-            if file:
-                source = os.path.join(folder, "model.onnx")
-                with open(os.path.join(folder, file), "wb") as content:
-                    content.truncate(max(sizes))  # which takes no room
-                Path(source).write_bytes(before.SerializeToString())
-            return before, optimize_by_onnx_runtime(source, options)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        graph.write_error = str(error) if isinstance(error, WriteError) else ""
-        return before, str(error).splitlines()[0]
+    if file is None:
+        return optimize_by_onnx_runtime(model, options)
+    with temporary_folder() as folder:
+        with open(os.path.join(folder, file), "wb") as content:
+            content.truncate(size)  # which takes no room
+        path = os.path.join(folder, "model.onnx")
+        Path(path).write_bytes(model.SerializeToString())
+        return optimize_by_onnx_runtime(path, options)
 
 
 def optimize_by_onnx_runtime(

@@ -44,8 +44,7 @@ def _move(graph: Graph, node: Node) -> None:
     along = gather.attributes.get_int("axis", 0) % max(1, len(codes.shape))
     attributes = dict(node.ir_node.attributes)
     scale = graph.tensor(meaning.scale.value)
-    if scale is None:
-        return
+    assert scale is not None
     if scale.size != 1:
         axis = meaning.axis % len(codes.shape)
         if axis <= along:

@@ -257,18 +257,13 @@ class Nodes(Values):
             # The model may leave the type of codes out, or call it uint8.
             if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType(element_type.number))
-        values = {}
-        for attribute in node.operator.attributes:
-            ir_attribute = node.ir_node.attributes.get(attribute.name)
-            if ir_attribute is None:
-                continue
-            if ir_attribute.type.name == attribute.kind:
-                values[attribute.name] = ir_attribute.value
-            else:
-                node.is_valid = False
-                self.reasons[node] = f"its attribute {attribute.name} is a {ir_attribute.type.name}"
+        kinds = {attribute.name: attribute.kind for attribute in node.operator.attributes}
+        given = {name: attribute for name, attribute in node.ir_node.attributes.items() if name in kinds}
         try:
-            node.attributes = node.operator.values(values)
+            for name, attribute in given.items():
+                if attribute.type.name != kinds[name]:
+                    raise ValueError(f"attribute {name} is a {attribute.type.name}; expected {kinds[name]}")
+            node.attributes = node.operator.values({name: attribute.value for name, attribute in given.items()})
             self.meaning(node)
         except ValueError as error:
             node.is_valid, self.reasons[node] = False, Invalid(f"not valid: {error}")

@@ -118,11 +118,9 @@ class StandIns:
 def _infer(operator: Operator, node: onnx.NodeProto, types: Mapping[str, int]) -> tuple[list[ElementType | None], Like | None]:
     """Return the element types of a node's outputs, and what the operator's `like` returns. There are no types if the node is
     not valid."""
-    found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    found = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in found.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
     try:
-        attributes = operator.values(found)
+        attributes = operator.values(protos.attributes_of(node))
         y_types = [tensor.element_type for tensor in operator.infer(inputs, attributes)]
         return y_types, operator.like and operator.like(node.input, attributes)
     except (TypeError, ValueError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,10 +14,11 @@ from onnx import helper, numpy_helper
 
 from ..declaration.reasons import stays_if
 from ..element_types import FLOAT32
+from ..models.protos import attributes_of
 from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError, perm
+from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
@@ -33,10 +33,6 @@ _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigm
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
     x, *parameters = node.input
@@ -47,7 +43,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     is_float32 = weights.data_type == FLOAT32.number
     stays_if(not is_float32 or len(weights.dims) != 4, "its weights are not float32, or do not have four dimensions")
     outer, inner, lanes = weights.dims[0], weights.dims[1], tensors.lanes
-    group = _attributes(node).get("group", 1)
+    group = attributes_of(node).get("group", 1)
     is_depthwise = inner == 1 and outer == group > 1
     reads_blocks = not is_depthwise
     if group > 1:
@@ -73,8 +69,8 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
     stays_if(len(node.output) > 1, "it has a second output, of indices")
-    attributes = _attributes(node)
-    has_auto_pad = attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    attributes = attributes_of(node)
+    has_auto_pad = attributes.get("auto_pad", "NOTSET") != "NOTSET"
     stays_if(attributes.get("ceil_mode") or has_auto_pad, "it has ceil_mode or auto_pad")
     stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
@@ -83,7 +79,7 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
     are_whole = all(operand.channels % tensors.lanes == 0 for operand in operands)
-    joins_channels = _attributes(node)["axis"] in (1, -3)
+    joins_channels = attributes_of(node)["axis"] in (1, -3)
     stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
@@ -110,16 +106,16 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Transpose to channels last by a reorder to channels last."""
     x = tensors.already_in_blocks(node.input[0])
-    stays_if(perm(node) != [0, 2, 3, 1], "it does not move the channels to the last axis")
+    stays_if(attributes_of(node).get("perm") != [0, 2, 3, 1], "it does not move the channels to the last axis")
     tensors.append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
 
 
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
-    attributes = _attributes(node)
-    modes = attributes.get("mode", b"nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
-    repeats = modes == (b"nearest", b"asymmetric", b"floor") and "axes" not in attributes and len(node.input) == 3
+    attributes = attributes_of(node)
+    modes = attributes.get("mode", "nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
+    repeats = modes == ("nearest", "asymmetric", "floor") and "axes" not in attributes and len(node.input) == 3
     stays_if(not repeats, "it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     are_whole = scales.shape == (4,) and (scales[:2] == 1).all() and (scales >= 1).all() and (scales % 1 == 0).all()
@@ -131,9 +127,9 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    program = parse(_attributes(node)["program"].decode())
+    program = parse(attributes_of(node)["program"])
     _check_program(program)
-    stays_if(_attributes(node).get("lanes"), "it is in the blocked layout already")
+    stays_if(attributes_of(node).get("lanes"), "it is in the blocked layout already")
     # The other inputs are scales, zero points and scalars, which have no layout.
     has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
     operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]

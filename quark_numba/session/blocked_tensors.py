@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
-from ..models.protos import subgraphs, used_names
+from ..models.protos import attributes_of, nodes, used_names
 from ..rewriting.nodes import Values
 from .blocks import NCHWC
 
@@ -65,7 +65,9 @@ class BlockedTensors:
         self._producers = {name: node for node in graph.node for name in node.output}
         self._plain: set[str] = set()  # names of the tensors in blocks that exist in ONNX's layout as well
         self._constants_in_blocks: dict[tuple[str, str], str] = {}
-        self._new = "_" * (1 + max(map(len, _names(graph)), default=0))  # no name of the graph is that long
+        names = [name for node in nodes(graph) for name in (node.name, *node.input, *node.output)]
+        names += [value.name for value in (*graph.input, *graph.initializer)]
+        self._new = "_" * (1 + max(map(len, names), default=0))  # no name of the graph is that long
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
@@ -99,7 +101,8 @@ class BlockedTensors:
             self.reorder_output(name)
         reordered = Blocked(self._name(), channels, True)
         transpose = self._producers.get(name)
-        if transpose and transpose.op_type == "Transpose" and not transpose.domain and perm(transpose) == [0, 3, 1, 2]:
+        is_transpose = transpose is not None and (transpose.domain, transpose.op_type) == ("", "Transpose")
+        if transpose and is_transpose and attributes_of(transpose).get("perm") == [0, 3, 1, 2]:
             self.append("ReorderInput", [transpose.input[0]], reordered.name, channels_last=1)
         else:
             self.append("ReorderInput", [name], reordered.name)
@@ -158,11 +161,6 @@ class BlockedTensors:
         return self._constants_in_blocks[key]
 
 
-def perm(node: onnx.NodeProto) -> list[int]:
-    """Return the permutation of a Transpose, empty if it has no such attribute."""
-    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
-
-
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
     """Return the shapes that onnx infers, by name, or no shapes if onnx fails. ONNX Runtime does not know the shapes of the
     results of regions."""
@@ -190,12 +188,3 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
     if not tensor.HasField("shape"):
         return None
     return [_length(dimension.dim_value) for dimension in tensor.shape.dim]
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield all names in a graph and its subgraphs."""
-    yield from (value.name for value in (*graph.input, *graph.initializer))
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
-        for subgraph in subgraphs(node):
-            yield from _names(subgraph)

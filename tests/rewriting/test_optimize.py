@@ -316,7 +316,7 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
     assert operators(result.model) == operators(before)
     reasons = " ".join(text for _, text in result.left)
     assert "not valid: y_scale has shape (4,); expected as many elements as x of shape (2, 3)" in reasons
-    assert "its attribute axis is a FLOAT" in reasons
+    assert "not valid: attribute axis is a FLOAT; expected INT" in reasons
 
 
 @pytest.mark.parametrize(
