@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from .qonnx import CHANNELS_LAST
 from .qonnx import DOMAINS as _QONNX
 
@@ -11,31 +13,24 @@ _CHANNELS_LAST_STEP = (
 )
 _EXPORTER_STEP = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
 _AIMET = "it holds the address of an object in the process that made it; export QuantizeLinear and DequantizeLinear from AIMET"
-
+_LSTM = "nothing says what it computes but the code of Brevitas; export the layer without it"
 _MQBENCH = "it is a step of MQBench's export; its convert_deploy writes QuantizeLinear (BackendType.ONNX_QNN) or FakeQuantize"
 
-_REASONS = {
-    **{
-        (domain, name): reason
-        for domain in _QONNX
-        for name, reason in {
-            "QuantLSTMCell": "nothing says what it computes but the code of Brevitas; export the layer without it",
-            **dict.fromkeys(("QuantAvgPool2d", "XnorPopcountMatMul", "Im2Col", "MaxPoolNHWC"), _COMPILER_STEP),
-            **dict.fromkeys(("GenericPartition", "DebugMarker"), _COMPILER_STEP),
-        }.items()
-    },
-    **{(CHANNELS_LAST, name): _CHANNELS_LAST_STEP for name in ("Conv", "BatchNormalization", "MaxPool")},
-    **{(domain, "QcQuantizeOp"): _AIMET for domain in ("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop")},
-    **{
-        ("", name): _MQBENCH
-        for name in (
-            *("FixedPerTensorAffine", "FixedPerChannelAffine", "LearnablePerTensorAffine", "FakeQuantizeTqtAffine"),
-            *("FakeQuantizeLearnablePerchannelAffine", "FakeQuantizeDSQPertensor", "FakeQuantizeDSQPerchannel"),
-            *("FPEmuOp_per_tensor", "FPEmuOp_per_channel"),
-        )
-    },
-    **{("trt", f"TRT_{name}"): _EXPORTER_STEP for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
+# For each reason: the domains, and the names of operators there.
+_REFUSED = {
+    _LSTM: (_QONNX, "QuantLSTMCell"),
+    _COMPILER_STEP: (_QONNX, "QuantAvgPool2d XnorPopcountMatMul Im2Col MaxPoolNHWC GenericPartition DebugMarker"),
+    _CHANNELS_LAST_STEP: ((CHANNELS_LAST,), "Conv BatchNormalization MaxPool"),
+    _AIMET: (("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop"), "QcQuantizeOp"),
+    _MQBENCH: (
+        ("",),
+        "FixedPerTensorAffine FixedPerChannelAffine LearnablePerTensorAffine FakeQuantizeTqtAffine "
+        "FakeQuantizeLearnablePerchannelAffine FakeQuantizeDSQPertensor FakeQuantizeDSQPerchannel "
+        "FPEmuOp_per_tensor FPEmuOp_per_channel",
+    ),
+    _EXPORTER_STEP: (("trt",), "TRT_FP4QDQ TRT_INT4QuantizeLinear TRT_INT4DequantizeLinear"),
 }
+_REASONS = {key: why for why, (domains, names) in _REFUSED.items() for key in itertools.product(domains, names.split())}
 
 
 def reason(domain: str, name: str) -> str | None:

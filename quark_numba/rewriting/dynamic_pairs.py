@@ -20,7 +20,7 @@ def rewrite(graph: Graph) -> None:
 
 def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[GraphOperand]) -> None:
     def users(value: ir.Value, index: int) -> list[Node]:
-        return graph.followers(node, value, index, "its codes or scales", "its codes or its scales")
+        return graph.followers(node, value, index, "its codes or scales")
 
     codes, scales = node.ir_node.outputs
     factors = [scales]

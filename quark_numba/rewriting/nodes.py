@@ -332,15 +332,13 @@ class Nodes(Values):
         assert isinstance(meaning, Affine)
         return meaning
 
-    def followers(
-        self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes", unused: str = "it"
-    ) -> list[Node]:
+    def followers(self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes") -> list[Node]:
         """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
-        value as their input `index`. `what` and `unused` are what messages call the value. Raise NotRewrittenError if the codes
-        have another user or no user, or if one of the dequantize nodes stays as it is."""
+        value as their input `index`. `what` is what messages call the value. Raise NotRewrittenError if the codes have another
+        user or no user, or if one of the dequantize nodes stays as it is."""
         value = value or node.y
         stays_if(value.is_graph_output(), f"{what} are an output of its graph")
-        stays_if(not value.uses(), f"nothing uses {unused}")
+        stays_if(not value.uses(), f"nothing uses {what}")
         followers = []
         for user, position in value.uses():
             stays_if(user.graph is not node.ir_node.graph, f"{what} are used in another graph")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,6 +32,12 @@ _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigm
 
 # Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+
+
+def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
+    """Let these be all attributes of a node."""
+    del node.attribute[:]
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -61,9 +68,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in bias]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # a FusedConv becomes a Conv too
-    for attribute in copy.attribute:
-        if attribute.name == "group":
-            attribute.i = group
+    _set_attributes(copy, **attributes_of(node) | {"group": group})
 
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -83,8 +88,7 @@ def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
-    del copy.attribute[:]
-    copy.attribute.append(helper.make_attribute("axis", 1))
+    _set_attributes(copy, axis=1)
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -122,8 +126,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     stays_if(not are_whole, "it does not repeat elements a known, whole number of times")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
-    del copy.attribute[:]
-    copy.attribute.append(helper.make_attribute("scales", scales.astype(np.int64).tolist()))
+    _set_attributes(copy, scales=scales.astype(np.int64).tolist())
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -137,9 +140,8 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     in_blocks = {name: _operand_in_blocks(tensors, name, channels) for name in operands}
     inputs = [in_blocks[name] if yes else name for name, yes in zip(node.input, has_layout, strict=True)]
     copy = tensors.replace(node, inputs, node.domain, channels, True)
-    copy.attribute.append(helper.make_attribute("lanes", tensors.lanes))
-    if channels % tensors.lanes:
-        copy.attribute.append(helper.make_attribute("channels", channels))
+    padding = {"channels": channels} if channels % tensors.lanes else {}
+    _set_attributes(copy, **attributes_of(node) | {"lanes": tensors.lanes} | padding)
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
 

@@ -44,10 +44,8 @@ _OTHER_TYPES = {TensorProto.INT64, TensorProto.UINT64, TensorProto.BOOL}
 
 # The types of a node Constant's tensor, where an attribute has no tensor.
 _TYPES_OF_ATTRIBUTES = {
-    "value_float": TensorProto.FLOAT,
-    "value_floats": TensorProto.FLOAT,
-    "value_int": TensorProto.INT64,
-    "value_ints": TensorProto.INT64,
+    **dict.fromkeys(("value_float", "value_floats"), TensorProto.FLOAT),
+    **dict.fromkeys(("value_int", "value_ints"), TensorProto.INT64),
 }
 
 

@@ -101,7 +101,7 @@ def test_scales_of_another_shape():
         ([*nvfp4(dequantize="axis = -1, block_size = 20"), RELU], ["z"], f"{DEQUANTIZE} after it has other blocks"),
         ([*nvfp4(), RELU], ["z", ("codes", "float4e2m1", None)], "its codes or scales are an output of its graph"),
         ([*nvfp4(), RELU], ["z", ("blocks", "float8e4m3fn", None)], "its codes or scales are an output of its graph"),
-        ([nvfp4()[0]], [("codes", "float4e2m1", None)], "nothing uses its codes or its scales"),
+        ([nvfp4()[0]], [("codes", "float4e2m1", None)], "nothing uses its codes or scales"),
         ([*mxfp8(attributes="<output_dtype = 10>")], [("y", "float16", X.shape)], f"{MXFP8} after it is not known"),
         ([*mxfp8(attributes="<block_size = 16>"), RELU], ["z"], f"{MXFP8} after it has other blocks"),
     ],

@@ -88,7 +88,7 @@ OTHER = "the dequantize node after it has other parameters"
         (pair(), [("codes", "int8", None), "y"], "its codes are an output of its graph"),
         ([*pair(), "z = Cast <to = 1> (codes)"], ["y", "z"], "its codes are used by ai.onnx::Cast"),
         ([pair()[0]], ["codes"], "its codes are an output of its graph"),
-        ([pair()[0], "y = Relu (x)"], ["y"], "nothing uses it"),
+        ([pair()[0], "y = Relu (x)"], ["y"], "nothing uses its codes"),
         ([pair()[0], pair(parameters=("scale2", "zero_point"))[1]], ["y"], OTHER),
         ([pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]], ["y"], OTHER),
         ([*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], "z = Add (y, y2)"], ["z"], "downstream of it differ"),
