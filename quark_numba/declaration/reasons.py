@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from ..errors import reraise_of_signal_handler
 
 T = TypeVar("T")
 
@@ -17,6 +21,16 @@ class NotRewrittenError(Exception):
     @property
     def reason(self) -> str:
         return self.args[0]
+
+
+@contextmanager
+def faults_as_reasons() -> Iterator[None]:
+    """In the context, let a TypeError or ValueError be the reason why a node stays: it is not valid."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        reraise_of_signal_handler(error)
+        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
 
 
 def require(value: T | None, reason: str) -> T:

@@ -40,9 +40,8 @@ _DROPPED = "InsertedPrecisionFreeCast_"
 
 def is_to_16_bits(node: onnx.NodeProto) -> bool:
     """Return whether a node is a Cast to one of the types."""
-    if (node.domain, node.op_type) != _CAST[:2]:
-        return False
-    return any(attribute.name == "to" and attribute.i in _NUMBERS for attribute in node.attribute)
+    is_cast = (node.domain, node.op_type) == _CAST[:2]
+    return is_cast and any(attribute.name == "to" and attribute.i in _NUMBERS for attribute in node.attribute)
 
 
 def rewrite(graph: Graph) -> None:

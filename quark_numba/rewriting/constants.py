@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
-from ..declaration.reasons import Invalid, NotRewrittenError, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, faults_as_reasons, stays_if
 from ..element_types import FLOAT32, ElementType, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
@@ -38,6 +38,9 @@ CONSTANT = "folded: a constant"
 INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"
 CODES = "quantized: constant codes"
 KEPT = "its codes are kept"
+
+_Meaning = Meaning[GraphOperand] | None
+_Inputs = Sequence[ir.TensorProtocol | None]  # None: omitted
 
 # Tensors of more bytes are computed when they are read.
 _LARGE = 1 << 16
@@ -73,7 +76,7 @@ class _Folder:
         self.graph = graph
         self._known: Known = {}
 
-    def fold(self, node: Node, meaning: Meaning[GraphOperand] | None) -> None:
+    def fold(self, node: Node, meaning: _Meaning) -> None:
         """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
         inputs = self.graph.constant_inputs(node)
         remembered = self.graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
@@ -92,7 +95,7 @@ class _Folder:
             if not (self.graph.keep_quantized_weights and self._keep_codes(node, outputs, meaning)):
                 self.graph.replace_by_constants(node, outputs, CONSTANT)
 
-    def _keep_codes(self, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: Meaning[GraphOperand] | None) -> bool:
+    def _keep_codes(self, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: _Meaning) -> bool:
         """Keep codes instead of a node's outputs, and return whether the node has been replaced by one that takes these codes.
         Raise NotRewrittenError if the node takes codes itself, and stays."""
         if isinstance(meaning, BlockRoundTrip):
@@ -130,17 +133,13 @@ class _Folder:
         for follower in followers:
             self.graph.remember(follower.y, y)
 
-    def _remember_outputs(
-        self, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None
-    ) -> Sequence[ir.TensorProtocol]:
+    def _remember_outputs(self, node: Node, inputs: _Inputs, meaning: _Meaning) -> Sequence[ir.TensorProtocol]:
         outputs = self._compute(node, inputs, meaning)
         for value, tensor in zip(node.ir_node.outputs, outputs, strict=True):
             self.graph.remember(value, tensor)
         return outputs
 
-    def _compute(
-        self, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[GraphOperand] | None
-    ) -> Sequence[ir.TensorProtocol]:
+    def _compute(self, node: Node, inputs: _Inputs, meaning: _Meaning) -> Sequence[ir.TensorProtocol]:
         """Return the outputs of a node for constant inputs. Raise NotRewrittenError if the node is not valid."""
         x, *others = inputs
         assert x is not None
@@ -154,13 +153,7 @@ class _Folder:
         return self._known[key][1]
 
 
-def _lazy_output(
-    graph: Graph,
-    node: Node,
-    x: ir.TensorProtocol,
-    others: Sequence[ir.TensorProtocol | None],
-    meaning: Meaning[GraphOperand] | None,
-) -> ComputedTensor | None:
+def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs, meaning: _Meaning) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
     known how to compute its rows one by one. Raise NotRewrittenError if the node is not valid."""
     shape = x.shape.numpy()
@@ -195,17 +188,15 @@ def _lazy_output(
     return y if find(first.dtype) is element_type else None
 
 
-def _infer_element_type(node: Node, inputs: Sequence[ir.TensorProtocol | None]) -> ElementType | None:
+def _infer_element_type(node: Node, inputs: _Inputs) -> ElementType | None:
     """Return the element type of a node's output for these inputs. Raise NotRewrittenError if the node is not valid."""
     known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in inputs]
-    try:
+    with faults_as_reasons():
         (inferred,) = node.operator.infer(known, node.attributes)
-    except ValueError as error:
-        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return inferred.element_type
 
 
-def _check_parameters(node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], axis: int) -> None:
+def _check_parameters(node: Node, x: ir.TensorProtocol, others: _Inputs, axis: int) -> None:
     """Raise NotRewrittenError if values of the parameters are not valid. The node is called for zeros in the place of x, with
     all indices along the axis, and the first one along each other axis."""
     x_type, shape = find(x.dtype.value), x.shape.numpy()

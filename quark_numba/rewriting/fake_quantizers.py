@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
-from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
+from ..declaration.reasons import faults_as_reasons, require, stays_if
 from ..fake_quantization.calls import check_single, prepare
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
@@ -49,7 +49,7 @@ def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[
     """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
     NotRewrittenError if they are not known, or not valid."""
     shape, arrays = graph.shape(meaning.x.value), []
-    try:
+    with faults_as_reasons():
         key = key_of(meaning)
         names = FORMS[key.form].parameters
         for name in names:
@@ -69,6 +69,4 @@ def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[
             check_single(key, name, array.shape, name)
         if key.form != "codes":  # "codes" takes any numbers; checking them would compile a kernel
             prepare(key, arrays, np.broadcast_shapes(*(array.shape for array in arrays)), {name: name for name in names})
-    except ValueError as error:
-        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return arrays, attributes

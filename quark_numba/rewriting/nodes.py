@@ -18,11 +18,11 @@ from onnx import shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator, Quantize
-from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
+from ..declaration.reasons import Invalid, NotRewrittenError, faults_as_reasons, require, stays_if
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import counted, errors_ignored, reraise_of_signal_handler
+from ..errors import counted, errors_ignored
 from ..models import protos, tensors
 from . import stand_ins
 from .onnx_runtime import has_operator
@@ -109,11 +109,10 @@ class Values:
     def _infer(self, value: ir.Value) -> Inferred:
         """Return what onnx infers for a value; nothing if onnx fails."""
         if self._inferred is None:
-            inferred = onnx.GraphProto()
+            self._inferred = {}
             with errors_ignored():  # a model that is not valid may raise anything
                 inferred = shape_inference.infer_shapes(stand_ins.skeleton(self.model, self.tensor), data_prop=True).graph
-            self._inferred = {}
-            self._record_inferred(self.model.graph, inferred, self._inferred)
+                self._record_inferred(self.model.graph, inferred, self._inferred)
         return self._inferred.get(value, Inferred())
 
     def _record_inferred(self, graph: ir.Graph, inferred: onnx.GraphProto, record: dict[ir.Value, Inferred]) -> None:
@@ -363,9 +362,6 @@ def full_name(node: ir.Node) -> str:
 def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
     """Return the outputs of a node for the given inputs, with some attributes changed. Raise NotRewrittenError if inputs or
     attributes are not valid."""
-    try:
+    with faults_as_reasons():
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
-    except (TypeError, ValueError) as error:
-        reraise_of_signal_handler(error)
-        raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
     return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)

@@ -250,11 +250,8 @@ class _Merger:
     def _fits(self, region: set[ir.Node]) -> bool:
         inputs = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}
         streams = sum(not self._is_scalar(value) for value in inputs)
-        blocks = {
-            (attributes["axis"], attributes["block_size"])
-            for attributes in (dict(self.steps[node].attributes) for node in region)
-            if "block_size" in attributes
-        }
+        attributes = [dict(self.steps[node].attributes) for node in region]
+        blocks = {(each["axis"], each["block_size"]) for each in attributes if "block_size" in each}
         if len(blocks) > 1:
             return False
         # A constant with two roles becomes two inputs.

@@ -18,7 +18,7 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, Shape, Tensor
-from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
+from ..declaration.reasons import NotRewrittenError, faults_as_reasons, require, stays_if
 from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
@@ -72,12 +72,11 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     builder = _NodeWriter(graph, node, bounds)
     form: Callable[..., Sequence[GraphOperand]] = require(node.operator.standard_form, "it has no standard form")
     try:
-        node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
-        outputs = form(builder, inputs, node.attributes)
-    except (NotRewrittenError, ValueError) as error:
+        with faults_as_reasons():
+            node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
+            outputs = form(builder, inputs, node.attributes)
+    except NotRewrittenError:
         builder.drop()
-        if isinstance(error, ValueError):
-            raise NotRewrittenError(Invalid(f"not valid: {error}")) from None
         raise
     for old, operand in zip(node.ir_node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
