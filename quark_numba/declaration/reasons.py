@@ -1,4 +1,4 @@
-"""Why a node stays as it is."""
+"""Why a node stays as it is. A check says it with `require` for a value that has to be known, and else with `stays_if`."""
 
 from __future__ import annotations
 

@@ -67,11 +67,10 @@ def _unfinished(root: str | os.PathLike[str]) -> tuple[list[str], dict[str, list
 
 
 def may_be_unfinished(root: str | os.PathLike[str]) -> bool:
-    try:
+    with suppress(OSError):
         files, _ = _unfinished(root)
-    except OSError:
-        return True
-    return bool(files)
+        return bool(files)
+    return True
 
 
 def put_back(root: str | os.PathLike[str]) -> None:

@@ -103,10 +103,9 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
 
 
 def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
         return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
+    return None
 
 
 def _check_replaceable(path: str) -> None:

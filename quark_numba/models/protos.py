@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
 import onnx
@@ -170,10 +170,9 @@ def _read(tensor: onnx.TensorProto, file: BinaryIO) -> None:
 
 def nbytes(tensor: onnx.TensorProto) -> int:
     """Return the number of bytes of the elements of a tensor; 0 if its type has no fixed size."""
-    try:
+    with suppress(TypeError, ValueError):
         return -(-ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims) // 8)
-    except (TypeError, ValueError):
-        return 0
+    return 0
 
 
 def _check_can_be_read(tensor: onnx.TensorProto, file: BinaryIO) -> None:

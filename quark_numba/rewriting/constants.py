@@ -47,19 +47,19 @@ _LARGE = 1 << 16
 
 
 def rewrite(graph: Graph) -> None:
-    folder = _Folder(graph)
+    folding = _Folding(graph)
     for node in graph.nodes():
         inputs = [value for value in node.ir_node.inputs if value is not None]
         defaults = [value for value in inputs if graph.is_default(value)]
         if defaults and all(value in defaults or graph.tensor(value) is not None for value in inputs):
             graph.leave(node.ir_node, INPUT)
-    graph.each(folder.fold)
+    graph.each(folding.fold)
 
 
 def fold_scales(graph: Graph) -> None:
     """Fold the nodes that compute nothing but scales of other nodes."""
-    folder = _Folder(graph)
-    graph.each(lambda node, meaning: folder.fold(node, meaning) if _is_scale(graph, node) else None)
+    folding = _Folding(graph)
+    graph.each(lambda node, meaning: folding.fold(node, meaning) if _is_scale(graph, node) else None)
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
@@ -69,8 +69,8 @@ def _is_scale(graph: Graph, node: Node) -> bool:
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
 
-class _Folder:
-    """Folds nodes of a graph, and keeps what it has computed: equal nodes on one constant are computed once."""
+class _Folding:
+    """The folding of a graph's nodes, and what was computed for it: equal nodes on one constant are computed once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -83,8 +83,8 @@ class _Folder:
         if remembered is not None:
             self.graph.replace_by_constants(node, (remembered,), CONSTANT)
         elif inputs is None:
-            has_two_steps = isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize))
-            stays_if(not has_two_steps, "it is one step already, and not all of its inputs are constants")
+            may_be_fused = isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize))
+            stays_if(not may_be_fused, "it is one step already, and not all of its inputs are constants")
         elif isinstance(meaning, Quantize):
             try:
                 self._remember_round_trip(node, meaning)

@@ -47,7 +47,7 @@ class Graph(Nodes):
         self.operators, self.native_operators = operators, native_operators
         self.qdq: Qdq = "float"  # what becomes of ONNX's own nodes, as `choose_qdq` answers
         self.done: Counter[tuple[str, str]] = Counter()
-        self.write_error = ""  # why ONNX Runtime's answer about this model could not be written
+        self.write_error = ""  # why ONNX Runtime could not write its own optimized model
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._removed: dict[ir.Graph, list[ir.Node]] = defaultdict(list)  # nodes that `sweep` takes out of their graphs

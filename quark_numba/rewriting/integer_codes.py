@@ -92,18 +92,19 @@ def source_of(graph: Graph, value: ir.Value | None) -> Source:
 
 def known_codes(meaning: Affine[GraphOperand]) -> Codes:
     """Return the codes of a node. Raise NotRewrittenError unless it has constant parameters that integer operators take."""
-    large, unknown = "its codes are not integers of at most 8 bits", "its scale is not constant, or empty"
-    codes = require(meaning.element_type, large)
-    stays_if(not codes.is_integer or codes.bits > 8, large)
+    unfit = "its codes are not integers of at most 8 bits"
+    codes = require(meaning.element_type, unfit)
+    stays_if(not codes.is_integer or codes.bits > 8, unfit)
     stays_if(meaning.block_size, "its scales are blocked")
     stays_if(meaning.has_other_type, "it computes in a type other than float32")
-    scale, zero_point = require(meaning.scale.array, unknown), 0
-    stays_if(not scale.size, unknown)
+    unfit = "its scale is not constant, or empty"
+    scale, zero_point = require(meaning.scale.array, unfit), 0
+    stays_if(not scale.size, unfit)
     stays_if(scale.dtype != FLOAT32.dtype or scale.ndim > 1, "its scale is not a scalar or vector of float32")
     if meaning.zero_point is not None:
-        unknown = "its zero points are not constant, or their shape is not that of its scale"
-        zeros = require(meaning.zero_point.array, unknown)
-        stays_if(zeros.shape != scale.shape, unknown)
+        unfit = "its zero points are not constant, or their shape is not that of its scale"
+        zeros = require(meaning.zero_point.array, unfit)
+        stays_if(zeros.shape != scale.shape, unfit)
         zero_point = int(zeros.reshape(-1)[0])
         stays_if(np.any(zeros != zeros.reshape(-1)[0]), "its zero points differ")
     stays_if(not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)), "its scale is extreme")

@@ -75,12 +75,10 @@ def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
 
 
 def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
-    total, members = 0.0, {match.node for match in group}
-    made = {match.target.quantize for match in group}
-    taken: dict[ir.Value, None] = {}
-    for match in group:
-        total += operator_cost(graph, match.node, match.weights_type.name)
-        taken |= dict.fromkeys(source.node.x for source in match.sources if not source.is_constant)
+    total = sum(operator_cost(graph, match.node, match.weights_type.name) for match in group)
+    members, made = {match.node for match in group}, {match.target.quantize for match in group}
+    computed = (source for match in group for source in match.sources if not source.is_constant)
+    taken = dict.fromkeys(source.node.x for source in computed)
     # The codes that enter the group from outside, and the codes that it passes to float operators.
     total += sum(quantization_cost(graph, value) for value in taken if graph.node(value.producer()) not in made)
     for match in group:

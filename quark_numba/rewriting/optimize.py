@@ -189,9 +189,8 @@ def optimize(
 class RewrittenModel:
     """An optimized model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
 
-    `lazy_model` is the model whose large tensors may still have to be read or computed. `write_error` says why a file could not
-    be written that ONNX Runtime was to answer in, so that more nodes than necessary may be left; "" if there was no such error.
-    """
+    `lazy_model` is the model whose large tensors may still have to be read or computed. `write_error` says why ONNX Runtime
+    could not write its own optimized model, which shows what it fuses; "" if it could. Without that model more nodes stay."""
 
     source: model_files.Source
     lazy_model: model_files.Model

@@ -204,8 +204,8 @@ def _open_kept(request: SessionRequest) -> Artifact | None:
     artifact = None
     with errors_ignored():  # if one persists, `_create_artifact` raises it
         cache = ModelCache.choose(request.cache)
-        entry = cache.find(request) if cache else None
-        artifact = cache.open_or_discard(entry) if cache and entry else None
+        if cache and (entry := cache.find(request)):
+            artifact = cache.open_or_discard(entry)
     if artifact and request.replaced is None:
         replaces_nothing = artifact.probes and options_replace_nothing(request.options, *artifact.probes)
         return artifact if replaces_nothing else None
