@@ -62,6 +62,5 @@ def _move(graph: Graph, node: Node) -> None:
     ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, follower.outputs)
     graph.remove(node, MOVED)
     graph.register(follower)
-    moved = graph.node(follower)
-    if moved:
+    if moved := graph.node(follower):
         graph.reasons[moved] = KEPT
