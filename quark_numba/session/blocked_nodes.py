@@ -35,8 +35,9 @@ _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
-    """Let these be all attributes of a node."""
-    del node.attribute[:]
+    """Set these attributes of a node; its others stay."""
+    for attribute in [each for each in node.attribute if each.name in attributes]:
+        node.attribute.remove(attribute)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
 
 
@@ -68,7 +69,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, lanes)) for name in bias]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # a FusedConv becomes a Conv too
-    _set_attributes(copy, **attributes_of(node) | {"group": group})
+    _set_attributes(copy, group=group)
 
 
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -126,6 +127,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     stays_if(not are_whole, "it does not repeat elements a known, whole number of times")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
+    del copy.attribute[:]
     _set_attributes(copy, scales=scales.astype(np.int64).tolist())
 
 
@@ -141,7 +143,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     inputs = [in_blocks[name] if yes else name for name, yes in zip(node.input, has_layout, strict=True)]
     copy = tensors.replace(node, inputs, node.domain, channels, True)
     padding = {"channels": channels} if channels % tensors.lanes else {}
-    _set_attributes(copy, **attributes_of(node) | {"lanes": tensors.lanes} | padding)
+    _set_attributes(copy, lanes=tensors.lanes, **padding)
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
 
