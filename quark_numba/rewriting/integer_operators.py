@@ -26,7 +26,7 @@ from ..models.tensors import mapped
 from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes
 from .integer_costs import operator_cost, quantization_cost
-from .integer_rules import RULES, Match, divisor_of
+from .integer_rules import BIAS, OPERANDS, OUTPUT, RECIPROCAL, RULES, Match, divisor_of
 from .nodes import Node
 from .own_operators import COUNTERPARTS
 
@@ -124,7 +124,7 @@ class _Writer:
         """Write the integer operator, with a Clip of its codes if that is needed, in front of the quantize node: there all its
         inputs exist, and nothing uses its output yet."""
         rule, replaced, target = match.rule, match.node, match.target
-        inputs = [value for part in rule.order.split() for value in self._inputs(match, part)]
+        inputs = [value for part in rule.order for value in self._inputs(match, part)]
         while inputs[-1] is None:
             inputs.pop()
         written = replaced.attributes.items()
@@ -144,15 +144,14 @@ class _Writer:
         """Return inputs of the integer operator: a part of `Rule.order`."""
         types = [UINT8, match.weights_type, *[UINT8] * len(match.sources)]
         operands = (self._operand(match, *operand) for operand in zip(match.sources, types, strict=False))
-        match part:
-            case "x":
-                return [value for operand in operands for value in operand]
-            case "y":
-                return self._parameters(match, match.target.codes, UINT8)
-            case "b":
-                return [None if match.bias is None else self._constant(match, match.bias, "bias")]
-            case "d":
-                return self._reciprocal(match)
+        if part == OPERANDS:
+            return [value for operand in operands for value in operand]
+        if part == OUTPUT:
+            return self._parameters(match, match.target.codes, UINT8)
+        if part == BIAS:
+            return [None if match.bias is None else self._constant(match, match.bias, "bias")]
+        if part == RECIPROCAL:
+            return self._reciprocal(match)
         return [*(value for value, *_ in operands), *match.node.inputs[len(match.sources) :]]
 
     def _operand(self, match: Match, source: Source, codes: ElementType) -> tuple[ir.Value, ir.Value, ir.Value]:

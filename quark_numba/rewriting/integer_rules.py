@@ -56,24 +56,28 @@ class Match:
     bias: NDArray[np.int32] | None = None
 
 
+# Inputs of integer operators, see `Rule`.
+OPERANDS, OUTPUT, BIAS, RECIPROCAL, CODES = "operands", "output", "bias", "reciprocal", "codes"
+
+
 @dataclass(frozen=True)
 class Rule:
     """How operators of one name are matched and written.
 
-    `domain` and `name` are those of the integer operator; without a name it is the operator itself, which takes codes as well.
+    `domain` and `name` are those of the integer operator. If `name` is empty, the operator stays; it also takes codes.
     `inputs` is the number of inputs that are dequantized, None for all. `check` raises NotRewrittenError if an operator that
     otherwise matches must not be rewritten. `attributes` are the attributes that the integer operator has, None for all.
     `has_weights` says whether the first input is multiplied with the second one, which may have several scales.
 
-    `order` is the order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b:
-    the bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
-    alone, and all other inputs."""
+    `order` is the order of the inputs of the integer operator: OPERANDS, the codes, scale and zero point of each input; OUTPUT,
+    the scale and zero point of the output; BIAS, the operator's third input; RECIPROCAL, that of the divisor, as the code 1
+    with a scale; CODES, the codes of each input alone, and all other inputs."""
 
     domain: str
     name: str
     inputs: int | None
     check: Callable[[Graph, Match], None] | None
-    order: str = "x y"
+    order: tuple[str, ...] = (OPERANDS, OUTPUT)
     attributes: tuple[str, ...] | None = ()
     has_weights: bool = False
 
@@ -92,7 +96,7 @@ class Rule:
         match = Match(node, self, sources, weights_type, target)
         if self.check:
             self.check(graph, match)
-        bias = node.inputs[count] if "b" in self.order.split() and len(node.inputs) > count else None
+        bias = node.inputs[count] if BIAS in self.order and len(node.inputs) > count else None
         return replace(match, bias=_bias(graph, bias, match)) if bias else match
 
 
@@ -265,15 +269,15 @@ def _check_max_pool(graph: Graph, match: Match) -> None:
 _CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL_ATTRIBUTES = ("count_include_pad", "kernel_shape", "pads", "strides")
 RULES = {
-    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _CONV_ATTRIBUTES, has_weights=True),
+    "Conv": Rule("", "QLinearConv", 2, _check_conv, (OPERANDS, OUTPUT, BIAS), _CONV_ATTRIBUTES, has_weights=True),
     "MatMul": Rule("", "QLinearMatMul", 2, _check_matmul, has_weights=True),
-    "Gemm": Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
+    "Gemm": Rule(_MICROSOFT, "QGemm", 2, _check_gemm, (OPERANDS, BIAS, OUTPUT), ("transB",), has_weights=True),
     "Add": Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
     "Mul": Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
-    "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
+    "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, (OPERANDS, RECIPROCAL, OUTPUT)),
     "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_average_pool, attributes=_POOL_ATTRIBUTES),
     "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_global_pool),
-    "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, "y x", ("axis",)),
-    "MaxPool": Rule("", "", 1, _check_max_pool, "codes", None),
-    **{name: Rule("", "", 1, _check_same_codes, "codes", None) for _, name, _ in MOVES},
+    "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, (OUTPUT, OPERANDS), ("axis",)),
+    "MaxPool": Rule("", "", 1, _check_max_pool, (CODES,), None),
+    **{name: Rule("", "", 1, _check_same_codes, (CODES,), None) for _, name, _ in MOVES},
 }

@@ -27,13 +27,13 @@ from . import (
     functions,
     gathers,
     integer_operators,
+    nodes_for_onnx_runtime,
     own_operators,
     pairs,
     regions,
     repeated_round_trips,
     round_trips,
     standard_forms,
-    standard_operators,
 )
 from .graph import Graph, Integers
 from .standard_forms import Operators
@@ -43,7 +43,7 @@ _ONNX = "ai.onnx::"
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (
-    standard_operators,
+    nodes_for_onnx_runtime,
     integer_operators,
     clips,
     casts,
@@ -274,11 +274,11 @@ def rewrite_model(
             operators,
             native_operators=native_operators,
             has_other_providers=has_other_providers,
-            runs_all=lambda: standard_operators.runs_all(graph),
+            runs_all=lambda: nodes_for_onnx_runtime.runs_all(graph),
             integers=integers,
         )
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
-        for rewriting in (own_operators,) if standard_operators.leave_all(graph) else passes:
+        for rewriting in (own_operators,) if nodes_for_onnx_runtime.leave_all(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if has_other_providers:

@@ -19,9 +19,9 @@ from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
 from .nodes import GraphOperand, Node
+from .nodes_for_onnx_runtime import is_run_by_onnx_runtime
 from .onnx_runtime import casts_to
 from .pairs import zeros
-from .standard_operators import is_run_by_onnx_runtime
 
 RENAMED = "renamed: this package runs it"
 

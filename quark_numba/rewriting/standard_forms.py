@@ -23,8 +23,8 @@ from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import GraphOperand, Node
+from .nodes_for_onnx_runtime import is_run_by_onnx_runtime
 from .signs_of_zeros import signs_of_zeros_are_lost
-from .standard_operators import is_run_by_onnx_runtime
 
 # The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
 # and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.

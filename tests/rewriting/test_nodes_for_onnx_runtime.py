@@ -1,5 +1,5 @@
-"""The passes `standard_operators` and `own_operators`: which of ONNX's own nodes are left to ONNX Runtime, and the names of the
-others."""
+"""The passes `nodes_for_onnx_runtime` and `own_operators`: which of ONNX's own nodes are left to ONNX Runtime, and
+the names of the others."""
 
 import ml_dtypes
 import numpy as np
