@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...arrays.arguments import did_you_mean
 from ...block.formats import MX_ELEMENT_TYPES
@@ -14,7 +15,8 @@ from ...block.operators import BFP, MX
 from ...declaration import BlockRoundTrip, Operator
 from ...element_types import BFLOAT16, FLOAT16, ElementType
 from ...linear.calls import quantize_dequantize
-from ..twin.forms import Array
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
