@@ -1,8 +1,8 @@
-"""The Python source of the loops over a tile of ordinary blocks, and the values of the names in it.
+"""The Python source of the loops over a tile of ordinary blocks, and the values of the names in the source.
 
-A tile has rows and columns: a column is a block of y, and a row has an element of each block, see ``tiles``. A group is
-`group_size` neighbouring rows. A loop computes all rows of a group, one column after the other. For example, the loop between
-two steps that round to blocks of 4 without sub-blocks, and the call of `block.tiles.prepare`, which checks the magnitudes:
+A tile has rows and columns: a column is a block of y, and a row has one element of each block (``tiles``). A group is
+`group_size` neighbouring rows. A loop computes all rows of a group, one column after the other. The example is the loop between
+two steps that round to blocks of 4 without sub-blocks. Its last line calls `block.tiles.prepare`, which checks the magnitudes:
 
     for group in range(groups):
         offset0 = group * unsigned(1024) + unsigned(0)
@@ -21,10 +21,14 @@ two steps that round to blocks of 4 without sub-blocks, and the call of `block.t
             largest[i] = max(largest[i], max(magnitude0, magnitude1))
     has_extreme_blocks |= call(functions[2], (largest.ctypes.data, least.ctypes.data, np.int64(columns)))
 
-Names of rows end with the number of the row in its group. Rows of the tile after the last one with elements of y count as
-zeros. An anchor is the number by which `convert` rounds the elements of a block or sub-block. `largest` has the largest
-magnitude of each block, and `least` the bits of its smallest anchor, which `prepare` computes. With sub-blocks, `maxima` has a
-row of largest magnitudes for each sub-block, and an anchor is computed from `least` and the maximum of its sub-block.
+The names in the source:
+
+- The last digit of a name is the number of a row in its group.
+- `mask1` is 0 for a row of the tile without elements of y, so that the row counts as zeros.
+- `anchor` is the number by which `convert` rounds the elements of a block or sub-block.
+- `largest` has the largest magnitude of each block. `least` has the bits of each block's smallest anchor, from `prepare`.
+- `maxima`, with sub-blocks, has a row of largest magnitudes for each sub-block. An anchor is then computed from `least` and the
+  maximum of the sub-block.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class BlockWriter:
         self.parts, self.buffer_count = loops.ordinary_parts(program)
         block, self._sub_block = program.block_size, min(each.sub_block for each in self._formats.values())
         self._width, self._group_size = tile_width(block), loops.group_size(program)
-        # The first rows of the sub-blocks of a group. Without sub-blocks a group is a part of a block, and there are none.
+        # The first row of each sub-block of a group, for formats with sub-blocks.
         self._sub_blocks = range(0, self._group_size - self._group_size % self._sub_block, self._sub_block)
         self._rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self._sub_block}
         self._buffers_end = block * self._width * self.buffer_count
@@ -92,8 +96,8 @@ class BlockWriter:
         return ["for group in range(groups):", *indented([*self._write_places(), *of_column]), *checks]
 
     def _write_places(self) -> list[str]:
-        """Return the lines that are computed once for a group: the places of its rows and of its sub-blocks' maxima, and the
-        masks of rows that may have no elements of y, which are all but the first one."""
+        """Return the lines that are computed once for a group: the offsets of its rows and of its sub-blocks' maxima, and the
+        masks of the second and further rows, which may have no elements of y."""
         size = self._group_size
         masks = (f"MAGNITUDE if group * unsigned({size}) + unsigned({row}) < filled_rows" for row in range(1, size))
         return [
@@ -103,8 +107,8 @@ class BlockWriter:
         ]
 
     def _write_action(self, action: Load | Apply | Reduce | Store, row: int) -> list[str]:
-        """Return the lines for an element of a row of the group, apart from stores. The first row of a block or sub-block also
-        gets the anchor for all of its rows."""
+        """Return the lines that load or compute an element of a row of the group, and no lines for a store. In the first row of
+        a block or sub-block, the lines also find the anchor for all of its rows."""
         if isinstance(action, Store):
             return []
         lines = [self._elements.write(action, row)]
@@ -133,7 +137,7 @@ class BlockWriter:
 
 
 def _largest(names: list[str]) -> str:
-    """Return the expression for the maximum of these names. It is a balanced tree of `max`, so that several can be computed at
-    once."""
+    """Return the expression for the maximum of these names. It is a balanced tree of `max`, so that a processor can compute
+    several of them at once."""
     half = len(names) // 2
     return f"max({_largest(names[:half])}, {_largest(names[half:])})" if half else names[0]

@@ -1,13 +1,13 @@
-"""The loops that run a program on a tile, and the buffers between them. Loops are lists of what to do for each element; their
-source is written later (``source``).
+"""The loops that run a program on a tile, and the buffers between the loops. A loop is a list of the actions for each element.
+``source`` writes its Python source.
 
 For example, the absolute value of a round trip of x0 + x1, where x1 has one element, is a list of one loop:
 
     [Load(0, "x0"), Apply(0), Apply(1), Apply(2), Store(6, "y")]
 
 Values are numbered as in a program: 0 to 3 are the inputs x0, x1, the scale and the zero point, and the results of the steps
-follow. A step that rounds to a block format is part of a loop for ordinary blocks. For other blocks it is a conversion of its
-own.
+follow. For ordinary blocks, a step that rounds to a block format is an action in a loop. For other blocks, such a step is a
+`Conversion` between two loops.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple
 from ..block.tiles import closed_function, has_ordinary_functions
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program, Step
 
-# The ways to compute an element of a step: by the function of the step; by a reciprocal, for some round trips; by the anchor of
-# its block; or by returning the operand unchanged.
+# The ways to compute an element of a step: call the function of the step; multiply by a reciprocal (some round trips); round by
+# the anchor of the element's block; or return the operand unchanged.
 EXACT, RECIPROCAL, ANCHOR, UNCHANGED = "exact", "reciprocal", "anchor", "unchanged"
 
-# Whether a step that rounds blocks returns its operand unchanged, where this is known without a condition.
+# Answers to "does a step that rounds blocks return its operand unchanged?". A third answer is a condition for the run time.
 NEVER, ALWAYS = "never", "always"
 
 
@@ -55,13 +55,12 @@ class Store(NamedTuple):
     array: str
 
 
-# What a loop does for each element, in this order.
+# The actions of a loop for each element, in order.
 LoopBody = list[Load | Apply | Reduce | Store]
 
 
 class Conversion(NamedTuple):
-    """A conversion of the whole tile from array `x` to array `y`, by the task that converts any blocks. This is a step that
-    rounds blocks."""
+    """A step that rounds blocks, run on the whole tile from array `x` to array `y` by the task that converts any blocks."""
 
     step: int
     x: str
@@ -69,7 +68,7 @@ class Conversion(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The parts that run if a condition, an expression, holds, and those that run otherwise."""
+    """A branch: `parts` run if the expression `condition` holds, and `others` run if it does not."""
 
     condition: str
     parts: Sequence[Part]
@@ -80,8 +79,8 @@ Part = LoopBody | Conversion | Choice
 
 
 def exact_parts(program: Program) -> tuple[list[LoopBody | Conversion], int]:
-    """Return the parts that run a program on any elements, and the number of their buffers. A loop ends with a round trip; the
-    loop of the last round trip also has the steps after it. A step that rounds blocks is a part of its own."""
+    """Return the loops and conversions that run a program on any elements, and the number of their buffers. A loop ends with a
+    round trip; the loop of the last round trip also has the steps after it. A step that rounds blocks is a conversion."""
     blocks = program.block_formats
     round_trips = [k for k, step in enumerate(program.steps) if step.operator in (ROUND_TRIP, FAKE_QUANTIZE)]
     pieces = _cut(program, {*blocks, *(number + 1 for number in (*blocks, *round_trips[:-1]))} - {0, len(program.steps)})
@@ -96,8 +95,8 @@ def exact_parts(program: Program) -> tuple[list[LoopBody | Conversion], int]:
 
 
 def has_ordinary_parts(program: Program) -> bool:
-    """Return whether `ordinary_parts` can run a program. The program has to round to block formats, all of these need functions
-    for ordinary blocks, and at most one size of sub-blocks may occur."""
+    """Return whether `ordinary_parts` can run a program. The program must round to block formats. Each of the formats
+    must have functions for ordinary blocks. At most one size of sub-blocks may occur."""
     formats = program.block_formats.values()
     sizes = {each.sub_block for each in formats if each.sub_block < each.block}
     return bool(formats) and all(map(has_ordinary_functions, formats)) and len(sizes) <= 1
@@ -107,13 +106,14 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     """Return the parts that run a program on ordinary blocks, and the number of their buffers.
 
     A step that rounds blocks needs the largest magnitude of a block before it can convert an element. So a loop begins with
-    such a step, does the elementwise steps after it, and finds the magnitudes for the next such step. For example, if steps 0,
-    2 and 4 of a program round blocks, the loops have no steps, steps 0 and 1, steps 2 and 3, and step 4.
+    a step that rounds blocks, does the elementwise steps after it, and finds the magnitudes for the next step that rounds
+    blocks. For example, let steps 0, 2 and 4 of a program round blocks. The first loop only finds magnitudes for step 0. The
+    further loops have steps 0 and 1, steps 2 and 3, and step 4.
 
-    A step that returns its operand unchanged needs no magnitudes, and no loop has to begin with it. If that depends on a
-    condition, there is a choice: in the example, if step 2 returns its operand, one loop has steps 0 to 3, in the place of the
-    second and the third loop. Only the first such step of a program has a choice. Each further choice would double the number
-    of loops, and those of two steps in a row would share a loop."""
+    A step that returns its operand unchanged needs no magnitudes, and no loop has to begin with it. If a condition decides
+    whether the operand is unchanged, there is a `Choice`. In the example, if step 2 returns its operand, one loop with steps 0
+    to 3 replaces the second and the third loop. Only the first step with a condition has a choice. Each further choice would
+    double the number of loops, and the choices of two successive steps would share a loop."""
     unchanged = {number: _unchanged(program, number) for number in program.block_formats}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
     # A loop reads each element before it writes it.
@@ -137,8 +137,8 @@ def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, i
 
 
 def group_size(program: Program) -> int:
-    """Return the number of rows of a tile of blocks that are converted together. They are whole sub-blocks of each step.
-    Without sub-blocks it is two rows, so that maxima are stored only once for two rows."""
+    """Return the number of rows of a tile that are converted together. The rows are whole sub-blocks of each step. Without
+    sub-blocks, and if all block sizes are even, the number is two, so that maxima are stored once for two rows."""
     formats = program.block_formats.values()
     rows = math.lcm(*(each.sub_block for each in formats if each.sub_block < each.block))
     return 2 if rows == 1 and all(each.block % 2 == 0 for each in formats) else rows
@@ -150,7 +150,7 @@ def _cut(program: Program, starts: Iterable[int]) -> list[range]:
 
 
 def _with_next(steps: range, converted: Collection[int]) -> list[int]:
-    """Return the steps whose operands a loop reads: its own, and the next one if the loop finds the magnitudes for it."""
+    """Return the steps whose operands a loop reads: `steps`, and the next step if the loop finds its magnitudes."""
     return [*steps, *([steps.stop] if steps.stop in converted else [])]
 
 
@@ -170,14 +170,14 @@ def _loop(program: Program, steps: range, arrays: dict[int, str], converted: Col
 
 
 def _arrays(program: Program, buffers: dict[int, int]) -> dict[int, str]:
-    """Return the name of the array of each value that is in one: inputs, values in buffers, and y."""
+    """Return the names of the arrays that hold values: the inputs of more than one element, the values in buffers, and y."""
     inputs = {k: f"x{k}" for k, x in enumerate(program.inputs) if not x.is_scalar}
     y = len(program.inputs) + len(program.steps) - 1
     return inputs | {value: f"b{buffer}" for value, buffer in buffers.items()} | {y: "y"}
 
 
 def _lifetimes(program: Program, pieces: list[range], converted: Collection[int] = ()) -> dict[int, tuple[int, int]]:
-    """For each result of a step that a later loop reads, return (the place of the loop that computes it, the place of the last
+    """For each result of a step that a later loop reads, return (the index of the loop that computes it, the index of the last
     loop that reads it)."""
     count, read = len(program.inputs), dict[int, int]()
     for place, steps in enumerate(pieces):

@@ -92,12 +92,12 @@ def _reciprocals(program: Program) -> dict[int, tuple[Any, Any]]:
 
 
 class Writer:
-    """The writer of the function that runs a program for n elements of y. For each tile there is a loop for each round trip,
-    together with the steps before it. One loop for all steps would be slower: the steps of an element depend on each other, and
-    a processor looks only some hundred instructions ahead to overlap them with those of the next element.
+    """The writer of the function that runs a program for n elements of y. The function converts a tile at a time, with one loop
+    for each round trip and the steps before it. One loop for all steps would be slower: the steps of an element depend on each
+    other, and a processor looks only some hundred instructions ahead for steps of the next element that it can overlap.
 
-    A program that rounds to block formats is run for one tile, a record TILE_WORK. `buffers_size` is the number of bytes of the
-    program's buffers, each of which holds a tile of float32."""
+    If the program rounds to block formats, a call of the function converts one tile, which a record TILE_WORK describes.
+    `buffers_size` is the size of the program's buffers in bytes. Each buffer holds a tile of float32."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.elements = program, ElementWriter(program)
@@ -110,7 +110,7 @@ class Writer:
         self.buffers_size = 4 * max(self.buffer_count * self.tile, self.ordinary.size if self.ordinary else 0)
 
     def write(self) -> str:
-        """Return the text of the function. `bind_names` has the values of the names in it."""
+        """Return the source of the function. `bind_names` returns the values of the names in the source."""
         lines = self._write_tiled() if self.program.block_size else self._write_elementwise()
         return "\n".join(lines) + "\n"
 
@@ -122,8 +122,8 @@ class Writer:
         return ["def run_program(inputs, y_address, n):", *indented(lines)]
 
     def _write_tiled(self) -> list[str]:
-        """Return the lines of a function that computes one tile, for a program that rounds to block formats. These tiles are
-        larger, and the caller allocates the buffers."""
+        """Return the lines of a function that computes one tile, for a program that rounds to block formats. The tiles of such
+        a program are larger, so the caller allocates the buffers."""
         lines = [
             "tile = record_at(tile_address, TILE_WORK)",
             f"functions = array_at(tile.functions, {2 * len(self.program.block_formats)}, np.int64)",
@@ -136,8 +136,8 @@ class Writer:
         return ["def run_program(tile_address, y_address, n):", *indented(lines)]
 
     def _write_preamble(self, inputs: str, buffers: str) -> list[str]:
-        """Return the lines before all loops. The expressions `inputs` and `buffers` are the addresses of the inputs' addresses
-        and of the buffers."""
+        """Return the lines before all loops. `inputs` is an expression for the address of the inputs' addresses, `buffers`
+        one for the address of the buffers."""
         return [
             f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)",
             *self._read_scalars(),
@@ -182,8 +182,8 @@ class Writer:
 
 
 def _with_choice(part: LoopBody | Conversion, reciprocals: list[int]) -> Part:
-    """If a loop computes one of the steps `reciprocals`, return a choice between that loop with the reciprocal and the loop as
-    it is. Return any other part as it is."""
+    """Return a choice between a loop that multiplies by the reciprocal and the given loop, if the loop computes one of the
+    steps `reciprocals`. Return any other part unchanged."""
     for number in reciprocals:
         if not isinstance(part, Conversion) and Apply(number) in part:
             faster = Apply(number, loops.RECIPROCAL)
@@ -193,7 +193,7 @@ def _with_choice(part: LoopBody | Conversion, reciprocals: list[int]) -> Part:
 
 
 def _write_parts(parts: Sequence[Part], write_one: Callable[[Any], list[str]]) -> list[str]:
-    """Return the lines of these parts. `write_one` returns those of a loop or a conversion."""
+    """Return the lines of these parts. `write_one` returns the lines of one loop or one conversion."""
     lines = []
     for part in parts:
         if isinstance(part, Choice):
