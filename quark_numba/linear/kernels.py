@@ -1,4 +1,4 @@
-"""The loops of a key of the dispatch table, and the functions that compile them."""
+"""The loops for a key of the dispatch table, and the functions that compile the loops."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .key import Key
 # With fewer elements, finding the end of a cache line takes longer than storing across lines.
 LONG = 1 << 11
 
-# From VERY_LONG elements on, the two halves are converted in turns, a piece of each. The processor reads ahead in both
-# places, and one thread gets 1.2 to 1.5 times as much from memory.
+# From VERY_LONG elements on, PIECE elements of the first half and PIECE elements of the second are converted in turns. The
+# processor prefetches in both halves, and one thread reads 1.2 to 1.5 times as much from memory.
 VERY_LONG, PIECE = 1 << 17, 1 << 10
 
-# A task converts a chunk of elements. CHUNK is the smallest size, and that for packed tensors: 2 to 8 µs of work, small
-# enough for an even distribution over threads; a call costs some 20 ns. A chunk of any type is a whole number of bytes, so no
-# two tasks touch the same byte. A large tensor that is not packed has at least CHUNKS of them: enough for the threads, and few
-# enough that each is VERY_LONG.
+# A task converts a chunk of elements. CHUNK is the smallest size of a chunk, and the size for packed tensors: 2 to 8 µs of
+# work, small enough for an even distribution over threads. A call costs some 20 ns. A chunk of any type is a whole number of
+# bytes, so no two tasks touch the same byte. A large tensor that is not packed has at least CHUNKS chunks: enough for the
+# threads, and few enough that each chunk is VERY_LONG.
 CHUNK, CHUNKS = 1 << 14, 32
 
 # The record that a node's tasks share: addresses and numbers of the tensors' elements, and the loop. The scales and zero points
@@ -45,10 +45,10 @@ signed = np.intp if jit.JIT_ENABLED else int
 
 @jit.expand
 def _part(k: Any, n: Any, head: Any, half: Any) -> Any:
-    """Return where part `k` of n elements begins and where it ends. Part 0 has the first `head` elements. Further parts are
-    pieces of the first `half` after it and of the second half in turns. The last part has the rest.
+    """Return the begin and the end of range `k` of n elements. Range 0 has the first `head` elements. Further ranges are PIECE
+    elements, in turns from the first `half` elements after the head and from the second half. The last range has the rest.
 
-    For example, let n be 2**17 and head 32. Then half is 2**16 - 1024, and the parts are 0..32, 32..1056, 64544..65568,
+    For example, let n be 2**17 and head 32. Then half is 2**16 - 1024, and the ranges are 0..32, 32..1056, 64544..65568,
     1056..2080, 65568..66592 and so on, and at the end 129056..131072."""
     if k == unsigned(0):
         return unsigned(0), head
@@ -63,7 +63,7 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
     def convert_run(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
         """Convert `n` elements from index `start` on, all with the same `numbers`: the scale and the zero point, or the numbers
         that `convert` takes instead."""
-        # A store across two cache lines takes twice as long. So the first part ends at the end of a cache line.
+        # A store across two cache lines takes twice as long. So the first range ends at the end of a cache line.
         head = unsigned(-address_of(y, start) % LINE // y.itemsize) if n >= LONG else unsigned(n)
         half = (unsigned(n) - head) // unsigned(2 * PIECE) * unsigned(PIECE) if n >= VERY_LONG else unsigned(0)
         parts = (half + half) // unsigned(PIECE) + unsigned(2) if n >= LONG else unsigned(1)
@@ -88,7 +88,8 @@ def _constant_scale(convert: Any, in_words: bool) -> Any:
 def _varying_scale(convert: Any) -> Any:
     def convert_row(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
         """Convert `n` elements from index `start` on. The first element has scale number `first`, the next element the next
-        scale, and so on. Zero points are taken in the same way, unless there is one zero point for all elements."""
+        scale, and so on. Either there is one zero point for all elements, or zero points have the numbers of the
+        scales."""
         s = unsigned(first - start)
         if zero_point.size == 1:
             one = zero_point[0]
@@ -112,9 +113,9 @@ def _run(key: Key) -> Any:
     convert_row = _varying_scale(convert)
 
     def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-        """Convert x. It is part of an array, from element `start` on, and `loop` is the ``granularity.Loop`` of the array (a
-        tuple or an array). Each pass converts consecutive elements with the same scale, or a row of elements with a scale each.
-        There are as many zero points as scales, or a single zero point."""
+        """Convert x, a slice of an array from element `start` on. `loop` is the ``granularity.Loop`` of the array (a
+        tuple or an array). Each pass converts consecutive elements with the same scale, or a row in which each element has its
+        own scale. There are as many zero points as scales, or a single zero point."""
         # For example, let x be elements 9 to 23 of an array of shape (4, 6): `start` is 9, and x.size is 15. Blocks of 2 along
         # axis 0 are Loop(4, 2, 6, 2, True): the passes convert elements 9..12 of the array with scales 3..6, then 12..18 with
         # scales 6..12, then 18..24 with scales 6..12. Blocks of 2 along axis 1 are Loop(6, 2, 1, 12, False): the passes convert

@@ -1,10 +1,15 @@
 """The functions that ONNX Runtime calls while it loads a model. They are compiled, so that no signal handler can run in them.
 
 Python runs signal handlers on the main thread, between any two instructions. A handler may raise an exception, as the handler
-of Ctrl-C does. If C has called a Python function, the exception does not reach C: it sees a function that returned 0, which
-means success. Therefore functions that describe an operator read the answer from the memory after the OrtCustomOp that they are
-given. Functions that need Python let another thread run it, where no signal handlers run, and wait without Python. Signal
-handlers run once ONNX Runtime has returned to Python."""
+of Ctrl-C does. If C has called a Python function, the exception does not reach C: for C, the function returned 0, which means
+success. Therefore no function of this module runs Python on the calling thread:
+
+- A function that describes an operator reads the answer from the memory after its OrtCustomOp.
+- A function that needs Python lets another thread run Python, and waits for that thread without holding the GIL. Signal
+  handlers never run on the other thread.
+
+Signal handlers run once ONNX Runtime has returned to Python. The exception to the rule is `run_on_another_thread` while the
+interpreter ends."""
 
 from __future__ import annotations
 
@@ -23,8 +28,8 @@ from ..compiling.records import new_record, words
 from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
 from .python_record import PYTHON
 
-# What the other thread does: it calls `function` with four words and the address of `is_done`, which the function sets to 1
-# when it has finished. Then it releases `lock`.
+# The work of the other thread. The thread calls `function` with the words a to d and the address of `is_done`. The function
+# sets `is_done` to 1 when it has finished. Then the thread releases `lock`.
 _WORK = words("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")
 _IS_DONE = _WORK.fields["is_done"][1]
 
@@ -104,8 +109,8 @@ def create(op: int, api: int, info: int, result: int) -> int:
 
 
 def infer(op: int, context: int) -> int:
-    """Infer the types and shapes of outputs (OrtCustomOp::InferOutputShapeFn). If Python fails, they stay unknown. Python is
-    told which thread this is."""
+    """Infer the types and shapes of outputs (OrtCustomOp::InferOutputShapeFn). If Python fails, types and shapes stay
+    unknown. The Python function gets the identifier of the calling thread."""
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
     thread = call(python.PyThread_get_thread_ident, (0,))
@@ -116,9 +121,9 @@ SHARED = (run_work, register, create, infer)
 
 _WORD = ir.IntType(64)
 
-# The plain functions of an OrtCustomOp, by what they return: a field that follows the OrtCustomOp, one element of an array
-# whose address is in such a field, or 0. KernelDestroy does nothing, because shared states are never freed; families whose
-# nodes have states of their own replace it.
+# The plain functions of an OrtCustomOp, by their result: a field after the OrtCustomOp (_FIELDS), an element of an array whose
+# address is in such a field (_ELEMENTS), or 0 (_ZEROS). KernelDestroy does nothing, because shared states are never freed. A
+# family with one state for each node replaces KernelDestroy.
 _FIELDS = {
     "GetName": "name",
     "GetExecutionProviderType": "provider",

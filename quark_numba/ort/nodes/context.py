@@ -1,4 +1,4 @@
-"""Functions for the nodes of all operators: they get inputs, shapes and outputs, split work, and report faults.
+"""Functions for the nodes of all operators, which get inputs, shapes and outputs, split work, and report faults.
 
 The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
 and a `value` is an OrtValue; both are addresses.
@@ -18,7 +18,7 @@ from ...compiling.records import words
 from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
 
-# The first fields of every node's state. Compiled code is kept on disk, so it must not contain addresses: they are here.
+# The first fields of every node's state. Compiled code is cached on disk and must not contain addresses, so the state has them.
 # `kept_nodes` knows the places of the first three.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
@@ -33,13 +33,14 @@ SHAPE = words("dimensions", "rank")
 # The largest rank of a tensor: numpy's limit.
 MAX_RANK = 64
 
-# Work up to this cost is left to one thread, which is done before a second one would have woken up. In a model the second one
-# is often awake already, so a lower limit would be better there: this is a compromise. The unit is the conversion of an
-# element by the family `linear`.
+# Work up to this cost is done by one thread, which finishes before a second thread would have woken up. The limit is a
+# compromise: in a model the second thread is often awake already, and a lower limit would be better. The unit is the conversion
+# of an element by the family `linear`.
 _SMALL = 1 << 16
 
-# The faults that every operator may have; those that an operator declares begin with 1. Messages are in the order of these
-# numbers. NOT_STARTED: the GPU driver cannot start the kernel; its message has the error as the first of MESSAGE_NUMBERS.
+# The numbers of the faults that every operator may have. The faults that an operator declares are numbered from 1. Messages
+# are in the order of the numbers. NOT_STARTED: the GPU driver cannot start the kernel; the message has the driver's error as
+# the first of MESSAGE_NUMBERS.
 _NO_MEMORY, EXCEEDS_MAX_RANK, NOT_STARTED = -2, -1, 0
 
 # The bytes of a message: _FIRST_SHAPE + i stands for the shape of input i, and _FIRST_NUMBER + i for number i of
@@ -61,7 +62,7 @@ def state_dtype(*fields: Any) -> np.dtype[Any]:
 
 
 def fill(state: Any, numbers: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
-    """Set fields of a state: to numbers, and to the addresses of C functions, which are 0 for None."""
+    """Set fields of a state to numbers and to the addresses of C functions. The address for None is 0."""
     addresses = {name: _addresses(function) for name, function in functions.items()}
     for name, value in {**numbers, **addresses}.items():
         if isinstance(value, tuple):
@@ -102,10 +103,11 @@ def data_of(state: Any, value: int) -> int:
 
 @jit.inline
 def shape_of(state: Any, value: int, shape_address: int, scratch_address: int) -> bool:
-    """Set a SHAPE at an address to that of a tensor. Return whether the rank is above MAX_RANK, and was set to 0.
+    """Return whether the rank of a tensor is above MAX_RANK. Set the SHAPE at `shape_address` to the tensor's shape, with rank
+    0 if the rank is above MAX_RANK.
 
-    The dimensions lie where ONNX Runtime has them, or in `scratch_address`, the address of MAX_RANK words. These calls to ONNX
-    Runtime never fail on a tensor."""
+    The dimensions are in ONNX Runtime's memory, or in the MAX_RANK words at `scratch_address`. These calls to ONNX Runtime
+    never fail on a tensor."""
     api = record_at(state.api, API)
     shape = record_at(shape_address, SHAPE)
     if state.has_shape_reference:
@@ -142,9 +144,9 @@ def element_type_of(state: Any, value: int) -> int:
 
 @jit.function
 def _read_inputs(state: Any, context: int, count: int, values: Any, shapes: Any, scratch_address: int) -> bool:
-    """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the SHAPE of each
-    input that is there. `scratch_address` is the address of MAX_RANK words for each input. Return whether an input has a rank
-    above MAX_RANK."""
+    """Return whether one of the first `count` inputs has a rank above MAX_RANK. Set `values` to the value of each input, 0 for
+    an omitted input, and `shapes` to the SHAPE of each given input. `scratch_address` is the address of MAX_RANK words for each
+    input."""
     exceeds_max_rank: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
     for k in range(count):
         values[k] = ask(record_at(state.api, API).KernelContext_GetInput, (context, k))[1]
@@ -182,14 +184,14 @@ def size_of(shape: Any) -> int:
 
 @jit.inline
 def is_small(cost: int) -> bool:
-    """Return whether work of this cost is left to one thread (_SMALL)."""
+    """Return whether one thread does work of this cost (_SMALL)."""
     return cost <= _SMALL
 
 
 @jit.inline
 def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int:
-    """Do `count` parts of the work at an address, on this thread if the cost is small, else on the session's threads. Return
-    an OrtStatus."""
+    """Return the OrtStatus of the work at an address, which is `count` calls of the task. The calls are made on this thread if
+    the cost is small, and on the session's threads otherwise."""
     if is_small(cost):
         for i in range(count):
             call(state.task, (work, i))
@@ -206,9 +208,9 @@ def no_memory(state: Any) -> int:
 
 @jit.function
 def _write(text: Any, at: int, numbers: Any, is_shape: np.bool_) -> int:
-    """Write a shape as Python writes a tuple, or a single number, so that it ends before index `at`. Return the index at which
-    it begins: digits come out from the last to the first. `is_shape` is a np.bool_: plain True and False have types of their
-    own, for each of which Numba would compile this function."""
+    """Return the index of the first character of a shape, written as Python writes a tuple, or of a single number. The text
+    ends before index `at`: digits are computed from the last to the first. `is_shape` is a np.bool_: plain True and
+    False have types of their own, for each of which Numba would compile this function."""
     ten = np.uint64(10)
     if is_shape:
         at -= 1
@@ -239,8 +241,8 @@ def _write(text: Any, at: int, numbers: Any, is_shape: np.bool_) -> int:
 
 @jit.function
 def _status_with_message(state: Any, fault: int, shapes: Any, numbers: Any) -> int:
-    """Return an OrtStatus with the message of a fault, in which shapes and numbers take the place of the bytes that stand for
-    them. The text is written from its end, as `_write` needs it, into memory that is large enough for all of them."""
+    """Return an OrtStatus with the message of a fault, in which shapes and numbers replace the bytes that stand for them. The
+    text is written from its end, as `_write` requires, into memory that is large enough for all shapes and numbers."""
     api = record_at(state.api, API)
     message = array_at(state.messages + 16 * (fault - _NO_MEMORY), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
@@ -284,9 +286,9 @@ def fault_status(state: Any, fault: int, shapes: Any, a: int = 0, b: int = 0, c:
 def begin_output(
     state: Any, context: int, shape: Any, exceeds_max_rank: bool, fault: int, shapes: Any, a: int = 0, b: int = 0, c: int = 0
 ) -> Any:
-    """Return (an OrtStatus, the number of elements, the value) of the first output, which is created with a shape unless there
-    is a fault (`fault_status`) or an input has a rank above MAX_RANK. There is nothing to do if the status is an error or the
-    number 0."""
+    """Return (an OrtStatus, the number of elements, the value) of the first output. The status is an error if there is a fault
+    (`fault_status`) or an input has a rank above MAX_RANK. Otherwise the output is created with a shape. The node is done if
+    the status is an error or the number is 0."""
     y: Any = np.int64(0)
     if exceeds_max_rank or fault:
         status = fault_status(state, EXCEEDS_MAX_RANK if exceeds_max_rank else fault, shapes, a, b, c)
