@@ -1,4 +1,4 @@
-"""The arithmetic of one element and of the steps of a block: scalar functions for a key, which are compiled into its kernel.
+"""The arithmetic of one element and of the steps of a block: scalar functions for a key, compiled into the key's kernel.
 
 The bits of a float32, for reference:
 
@@ -25,11 +25,11 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class BlockFunctions(NamedTuple):
-    """The functions of magnitudes, scales and steps of a key.
+    """The functions of a key that compute magnitudes, scales and steps.
 
     measure : x as stored -> a number, whose maximum over a block or sub-block decides the step
-    find_step : (maximum of the block, or its scale if the key has scales; of the sub-block; max_shift; drop; scale of the
-        tensor) -> step
+    find_step : (maximum of the block, or its scale if the key has scales; maximum of the sub-block; max_shift; drop; scale of
+        the tensor) -> step
     find_scale, if the key has scales : (maximum of the block, drop, scale of the tensor) -> the scale as stored
     """
 
@@ -102,10 +102,10 @@ def _find_step(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scal
     """Return the step of a sub-block, or NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
     `measure` over the block, `largest` the maximum over the sub-block.
 
-    The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the difference between the exponents of
-    block and sub-block, at most `max_shift`. The smallest step, 2**-142, is subnormal, so its bits are not a shifted exponent.
-    It is computed as the product of 2**half and 2**(e - half) with half = floor(e / 2): both factors are normal, and a product
-    of powers of two is exact."""
+    The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the exponent of the block minus the
+    exponent of the sub-block, at most `max_shift`. The smallest step, 2**-142, is subnormal, so its bits are not a shifted
+    exponent. A step is therefore computed as the product of 2**half and 2**(e - half) with half = floor(e / 2): both factors
+    are normal, and a product of powers of two is exact."""
     u32, i32 = np.uint32, np.int32
     shift = min(u32(shared - largest), max_shift)
     exponent = i32(i32(i32(u32(max(shared, u32(1)) - shift)) - drop) - i32(128))
@@ -119,7 +119,7 @@ def _find_step(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scal
 
 def _floor_scale(key: Key) -> Any:
     """Return the function for OCP Microscaling. The scale is the biased exponent of the largest element minus `drop`, but at
-    least 0. For int8, whose elements are below 2, nothing is subtracted. A block with Inf or NaN has the scale 255, which is
+    least 0. For int8, whose elements are below 2, `drop` is not subtracted. A block with Inf or NaN has the scale 255, which is
     NaN."""
     u32, is_whole = np.uint32, key.element is None
 
@@ -177,8 +177,8 @@ def _even_scale(key: Key) -> Any:
 
 def _limiter(key: Key) -> Any:
     """Return the function (the bits of the largest magnitude, a biased exponent that follows from it, drop) -> the biased
-    exponent, less `drop`, within 0..254. For int8, whose elements are below 2, nothing is taken off. NaN gives 255, which is
-    NaN."""
+    exponent, less `drop`, within 0..254. For int8, whose elements are below 2, `drop` is not subtracted. NaN gives 255, which
+    is NaN."""
     u32, is_whole = np.uint32, key.element is None
 
     def limit(bits: Any, biased: Any, drop: Any) -> Any:
@@ -224,7 +224,7 @@ def _scale_decoder(key: Key) -> Any:
 # the conversion of an element is subnormal or infinite.
 _MIN_ORDINARY, _MAX_ORDINARY = 127 - 64, 127 + 64
 
-# The largest `max_shift` of a format with ordinary blocks.
+# The largest `max_shift` of a format that has functions for ordinary blocks.
 MAX_SHIFT = 16
 
 # The bits of a float32's magnitude, and of Inf.
@@ -233,8 +233,8 @@ MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 @functools.cache
 def magnitude_measure(key: Key) -> Any:
-    """Return the function: (x as stored, mask) -> the bits of its magnitude that are in the mask, MAGNITUDE or 0. They compare
-    like magnitudes; Inf and NaN are above all other values."""
+    """Return the function: (x as stored, mask) -> the bits of the magnitude of x, or 0. The mask is MAGNITUDE or 0. The bits
+    compare like magnitudes; Inf and NaN are above all finite values."""
     value_of = _value_of(key)
     return inline(lambda x, mask: np.uint32(np.float32(value_of(x)).view(np.uint32) & mask))
 
@@ -249,7 +249,7 @@ def is_ordinary(shared: Any) -> Any:
 
 @inline
 def find_least(shared: Any, max_shift: Any) -> Any:
-    """Return the bits of the smallest power of two that `anchor_finder` may take for a sub-block of an ordinary block.
+    """Return the bits of the smallest power of two that an anchor of a sub-block of an ordinary block may be computed from.
     `shared` is the largest magnitude of the block. The result is the power of two of the block, with its exponent reduced by
     `max_shift`."""
     u32 = np.uint32
@@ -320,8 +320,8 @@ def _whole_grid(mode: int) -> tuple[Any, Any]:
 
 def _element_grid(element: ElementType) -> tuple[Any, Any]:
     """Return the two functions of `_whole_grid`, for results that are values of a float type. From a power of two to the next,
-    the values are multiples of power * 2**-mantissa_bits. Below the smallest normal number they are as far apart as just above
-    it."""
+    the values are multiples of power * 2**-mantissa_bits. Below the smallest normal number, neighbouring values are as
+    far apart as just above it."""
     u32, f32 = np.uint32, np.float32
     above, most = u32(23 - element.mantissa_bits << 23), f32(element.highest * 2.0 ** (element.bias - 1))
 
@@ -359,8 +359,8 @@ def _converter(key: Key, multiple: Any) -> Any:
 
 
 def _float_coder(key: Key, element: ElementType) -> Any:
-    """Return the converter to codes of a float type. Quotients saturate. In OCP Microscaling, Inf and NaN become those of the
-    element type, or Inf becomes its NaN."""
+    """Return the converter to codes of a float type. Quotients saturate. In OCP Microscaling, Inf and NaN become Inf
+    and NaN of the element type. If the element type has only NaN, Inf becomes NaN."""
     value_of, has_specials = _value_of(key), key.rule == FLOOR
     encode, largest_float = codecs.encoder(element, saturate=not has_specials), _LARGEST
     lowest, highest = np.float32(element.lowest), np.float32(element.highest)
@@ -394,7 +394,7 @@ def _scaled_converter(key: Key, element: ElementType) -> Any:
 
     def convert(x: Any, step: Any, bounds: Any) -> Any:
         quotient = np.float32(np.float32(value_of(x)) / step)
-        # A type without NaN has its highest value instead.
+        # For an element type without NaN, a NaN becomes the highest value.
         is_within = quotient < highest or (has_nan and quotient != quotient)
         bounded = quotient if is_within else highest
         bounded = lowest if bounded < lowest else bounded
@@ -430,9 +430,9 @@ def _half_to_even(quotient: Any) -> Any:
 
 @inline
 def _half_away_from_zero(quotient: Any) -> Any:
-    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2. It is below 1/2 by half a
-    unit in the last place of the float32 just below 1. If the fraction is 1/2 or more, the sum is rounded to at least the next
-    whole number; if it is smaller, the sum stays below that."""
+    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2. It differs from
+    1/2 by half a unit in the last place of the float32 just below 1. If the fraction is 1/2 or more, the sum is rounded to at
+    least the next whole number. If the fraction is smaller, the sum stays below the next whole number."""
     return np.copysign(np.floor(np.float32(abs(quotient) + _LESS_THAN_HALF)), quotient)
 
 

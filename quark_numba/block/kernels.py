@@ -1,14 +1,14 @@
-"""The loops over blocks of a key of the dispatch table, and the functions that compile them. From the inside out:
+"""The loops over blocks for a key of the dispatch table, and the functions that compile the loops. From the inside out:
 
 - `convert` of ``arithmetic`` rounds an element, given the step of its sub-block.
 - `convert_columns` and `convert_consecutive` convert a unit: a few blocks, whose elements stay in the first-level cache. They
-  find the largest magnitude of each block, then its scale and its steps, and then round the elements. The first takes blocks
-  that lie side by side in memory, the second blocks whose own elements do.
-- `run_columns`, `run_consecutive` and `run_transposed` convert a range of units. The last one copies blocks along the last axis
-  into a tile, so that they lie side by side, and back.
-- `run` converts a part of an array by one of these, and `run_packed` does so for codes of less than 8 bits.
+  find the largest magnitude of each block, then its scale and its steps, and then round the elements. `convert_columns`
+  takes blocks that lie side by side in memory, `convert_consecutive` blocks whose elements are consecutive.
+- `run_columns`, `run_consecutive` and `run_transposed` convert a range of units. `run_transposed` copies blocks along the
+  last axis into a tile, where they lie side by side, and copies the results back.
+- `run` converts a part of an array by one of these three. `run_packed` does the same for codes of less than 8 bits.
 - `serial`, `parallel` and `task` are the three variants of a kernel (``compiling.variants``): for one thread, for Numba's
-  threads and for those of ONNX Runtime."""
+  threads and for ONNX Runtime's threads."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def scatter(tile: Any, width: int, count: int, rows: int, y: Any, start: int, st
 
 
 def gather_float32(x: Any, start: int, stride: int, count: int, rows: int, tile: Any, width: int) -> None:
-    """Do what `gather` does, for float32, by `transpose`."""
+    """Gather float32 elements as `gather` does, by `transpose`."""
     transpose(x.ctypes.data + 4 * start, stride, count, rows, tile.ctypes.data, width)
 
 
 def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start: int, stride: int) -> None:
-    """Do what `scatter` does, for float32, by `transpose`."""
+    """Scatter float32 elements as `scatter` does, by `transpose`."""
     transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, stride)
 
 
@@ -113,7 +113,7 @@ def _convert_in_mode(converters: dict[int, Any]) -> Any:
     )
 
     def convert_in_mode(x: Any, y: Any, mode: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-        """Convert as `_convert_by` does, in a rounding mode, if the key has several."""
+        """Convert as `convert_by` does. If the key has several rounding modes, round in `mode`."""
         if has_modes and mode == HALF_AWAY_FROM_ZERO:
             away_from_zero(x, y, begin, n, steps, at, bounds)
         elif has_modes and mode == HALF_UPWARD:
@@ -125,8 +125,8 @@ def _convert_in_mode(converters: dict[int, Any]) -> Any:
 
 
 class Scaling(NamedTuple):
-    """Where the scales of a unit are written. An array instead of the address would cost each unit as much time as some
-    elements."""
+    """The memory for the scales of a unit, and the scale of the tensor. An array instead of the address would cost each unit as
+    much time as a few elements."""
 
     address: Any  # of the first scale
     stride: Any  # from one scale to the next
@@ -134,7 +134,7 @@ class Scaling(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Arrays for a unit: its numbers, and its elements if they are transposed."""
+    """The arrays of a unit: the numbers of its blocks, and its elements if they are transposed."""
 
     magnitudes: Any  # the largest one of each sub-block
     steps: Any  # of each sub-block
@@ -145,7 +145,7 @@ class Scratch(NamedTuple):
 
 @jit.inline
 def _scratch_in(memory: Any, sub_blocks: int) -> Any:
-    """Return the Scratch in an array of `scratch_size` words, for units of at most so many sub-blocks."""
+    """Return the Scratch in an array of `scratch_size` words, for units of at most `sub_blocks` sub-blocks."""
     magnitudes, steps, rest = memory[:sub_blocks], memory[sub_blocks : 2 * sub_blocks], memory[2 * sub_blocks :]
     shared, x_tile, y_tile = rest[:UNIT_SIZE], rest[UNIT_SIZE : 2 * UNIT_SIZE], rest[2 * UNIT_SIZE :]
     return Scratch(magnitudes, steps.view(np.float32), shared, x_tile, y_tile)
