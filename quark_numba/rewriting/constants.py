@@ -1,15 +1,13 @@
 """Fold constants: replace each node whose inputs are all constants by its outputs.
 
-Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and stays at first. The
-graph only remembers its result: what one kernel computes for both steps, or the codes if there is no such kernel. Each
-dequantize node finds its own result there and becomes a constant. With the last dequantize node the quantize node is removed
-too, because nothing uses it any more.
+Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and is not replaced at
+first. The graph only remembers its result: the round trip as one kernel computes it, or the codes if there is no such kernel.
+Each dequantize node then finds its own result in the graph, and becomes a constant. After the last dequantize node, the
+quantize node is unused, and is removed.
 
-Large outputs are computed when the model is written, some rows at a time. Equal nodes on one constant are computed once.
-
-Large outputs are computed on one thread. It computes 2 to 10 GB of floats a second, which is faster than reading and writing.
-With more threads, Numba's other threads would wait in a loop between the parts, and take several times the processor time of
-the computation."""
+Equal nodes on one constant are computed once. Large outputs are computed when the model is written, some rows at a time, on one
+thread. One thread computes 2 to 10 GB of floats a second, which is faster than reading and writing. More threads would wait in
+a loop between the groups of rows, and take several times the processor time of the computation."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ KEPT = "its codes are kept"
 _Meaning = Meaning[GraphOperand] | None
 _Inputs = Sequence[ir.TensorProtocol | None]  # None: omitted
 
-# Tensors of more bytes are computed when they are read.
+# Outputs of more bytes are computed when they are read.
 _LARGE = 1 << 16
 
 
@@ -57,27 +55,27 @@ def rewrite(graph: Graph) -> None:
 
 
 def fold_scales(graph: Graph) -> None:
-    """Fold the nodes that compute nothing but scales of other nodes."""
+    """Fold the nodes that only compute scales or zero points of other nodes."""
     folding = _Folding(graph)
     graph.each(lambda node, meaning: folding.fold(node, meaning) if _is_scale(graph, node) else None)
 
 
 def _is_scale(graph: Graph, node: Node) -> bool:
-    """Return whether a node computes nothing but scales of other nodes. Then the codes of those nodes are kept, and not the
-    codes of this node."""
+    """Return whether a node only computes parameters of other nodes, such as scales. Such a node is folded to floats, even if
+    the other nodes keep their codes."""
     uses = node.y.uses()
     return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
 
 class _Folding:
-    """The folding of a graph's nodes, and what was computed for it: equal nodes on one constant are computed once."""
+    """The folding of a graph's nodes, with the results so far: equal nodes on one constant are computed once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: Known = {}
 
     def fold(self, node: Node, meaning: _Meaning) -> None:
-        """Fold a node if its inputs are constants. Raise NotRewrittenError if the node stays for good."""
+        """Fold a node if its inputs are constants. Raise NotRewrittenError if the node is not folded."""
         inputs = self.graph.constant_inputs(node)
         remembered = self.graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
         if remembered is not None:
@@ -96,8 +94,8 @@ class _Folding:
                 self.graph.replace_by_constants(node, outputs, CONSTANT)
 
     def _keep_codes(self, node: Node, outputs: Sequence[ir.TensorProtocol], meaning: _Meaning) -> bool:
-        """Keep codes instead of a node's outputs, and return whether the node has been replaced by one that takes these codes.
-        Raise NotRewrittenError if the node takes codes itself, and stays."""
+        """Return whether a node has been replaced by a node that dequantizes stored codes. Raise NotRewrittenError if the node
+        itself is such a dequantize node, and is not replaced."""
         if isinstance(meaning, BlockRoundTrip):
             with suppress(NotRewrittenError):
                 kept = block_codes.store(self.graph, node, meaning, self._known)
@@ -113,16 +111,16 @@ class _Folding:
         return False
 
     def _remember_round_trip(self, node: Node, quantize: Quantize[GraphOperand]) -> None:
-        """Compute what all dequantize nodes of a quantize node return, in one step. One step needs one kernel instead of two,
-        which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step would have another
-        result, or if the codes are kept."""
+        """Compute the common result of all dequantize nodes of a quantize node in one step. One step needs one kernel instead
+        of two, which takes half the time if kernels are not compiled yet. Raise NotRewrittenError if one step would give a
+        different result, or if the codes are kept."""
         stays_if(self.graph.keep_quantized_weights, KEPT)
         followers = pairs.fusible_followers(self.graph, node, quantize)
         x, scale, codes = self.graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
         assert x is not None
         assert scale is not None
         assert codes
-        # A node that is not valid has to stay. Computing the node alone gives the reason.
+        # An invalid node must not be replaced. Computing this node alone gives the reason.
         is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
         has_codes = all(codes.name in record.operator.formats for record in (node, *followers))
         stays_if(not (is_float32 and has_codes), "its types are not those of the operator that does both")
@@ -154,8 +152,8 @@ class _Folding:
 
 
 def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs, meaning: _Meaning) -> ComputedTensor | None:
-    """Return the output of a node as a tensor that is computed when it is read. Return None if it is small, or if it is not
-    known how to compute its rows one by one. Raise NotRewrittenError if the node is not valid."""
+    """Return the output of a node as a tensor that is computed when it is read. Return None if the output is small, or if its
+    rows cannot be computed one by one. Raise NotRewrittenError if the node is not valid."""
     shape = x.shape.numpy()
     if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
         return None
@@ -169,9 +167,10 @@ def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs
     element_type = _infer_element_type(node, (x, *others))
     if element_type is None:
         return None
-    # A part of x is some indices along its axis `along`. The parameters for it are some indices along their `parameter_axis`,
-    # counted from the end, each for `unit` indices of x; or all of them if that is None. With blocks, parameters have the axes
-    # of x, with an element for each block along `axis`; without, they have one axis, that of `axis`.
+    # A part of x is a range of indices along its axis `along`. Its parameters are a range of indices along their
+    # `parameter_axis`, which is counted from the end. Each index stands for `unit` indices of x. If `parameter_axis` is None,
+    # all parameters belong to each part. With blocks, parameters have the axes of x, with one element for each block along
+    # `axis`. Without blocks, parameters have the axis `axis` alone.
     along = row_axis(shape)
     unit = block if block and along == axis else 1
     parameter_axis = along - len(shape) if block else -1 if along == axis else None
@@ -181,7 +180,7 @@ def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs
         return on_one_thread(call, node, [part, *operands])[0]
 
     y = mapped(x, rows_of_y, element_type, unit, others)
-    # Whether the node is valid may depend on types and shapes, which all rows have, and on values of the parameters.
+    # The node may be invalid because of types or shapes, which the first rows show, or because of values of the parameters.
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     _check_parameters(node, x, others, axis)
@@ -197,8 +196,8 @@ def _infer_element_type(node: Node, inputs: _Inputs) -> ElementType | None:
 
 
 def _check_parameters(node: Node, x: ir.TensorProtocol, others: _Inputs, axis: int) -> None:
-    """Raise NotRewrittenError if values of the parameters are not valid. The node is called for zeros in the place of x, with
-    all indices along the axis, and the first one along each other axis."""
+    """Raise NotRewrittenError if values of the parameters are not valid. The node is called with zeros instead of x, with
+    all indices along `axis` and one index along each other axis."""
     x_type, shape = find(x.dtype.value), x.shape.numpy()
     assert x_type
     zeros = np.zeros([length if dimension == axis else 1 for dimension, length in enumerate(shape)], x_type.dtype)
@@ -222,7 +221,8 @@ def _lazy_fake_quantization(
 
 
 def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: int) -> NDArray[Any] | None:
-    """Return some rows of a parameter, along an axis counted from the end; all of it if it has no such axis."""
+    """Return some rows of a parameter, along an axis that is counted from the end. Return the whole parameter if it has no such
+    axis."""
     if parameter is None or axis is None or parameter.ndim < -axis or parameter.shape[axis] == 1:
         return parameter
     index: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-axis - 1))
@@ -230,7 +230,7 @@ def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: in
 
 
 def _first_of_other_axes(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
-    """Return a parameter at the first index of each axis other than its own."""
+    """Return a parameter with all indices along `axis`, and the first index along each other axis."""
     array = None if tensor is None else array_of(tensor)
     if array is None or array.ndim != rank or array.ndim < 2:
         return array

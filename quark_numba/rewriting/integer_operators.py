@@ -1,14 +1,14 @@
 """Rewrite groups of ONNX's own 8-bit nodes, with the operators between them, into ONNX Runtime's integer operators.
 
-ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimized model, and also fuses float tensors
-that were never 8 bits. Here an operator is rewritten only if the integer operator has the results of the nodes as written: its
-sums are exact, and one float32 factor scales them. So a code differs by at most one, and only if the result is within a
-thousandth of a step of the middle between two codes.
+ONNX Runtime would fuse such nodes itself, but it would also quantize float tensors that were never 8 bits. Here an operator is
+rewritten only if the integer operator gives the results of the original nodes: its sums are exact, and one float32 factor
+scales them. So a code differs by at most one, and only if the result is within a thousandth of a step of the middle between two
+codes.
 
-Codes connect the operators of a group. A group is rewritten as a whole if that is estimated to be faster (``integer_costs``).
-The codes of activations become uint8, because ONNX Runtime is slow with int8 activations on x86-64: int8 codes plus 128 are the
-same numbers with another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint8 with int8 exactly, else
-uint8."""
+Operators that pass codes to each other form a group. A group is rewritten as a whole if that is estimated to be faster
+(``integer_costs``). The codes of activations become uint8, because ONNX Runtime is slow with int8 activations on x86-64. For
+this, 128 is added to int8 codes and to their zero point. The codes of weights become int8 if ONNX Runtime multiplies uint8 by
+int8 exactly, else uint8."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
-    """Yield the matches that codes connect, each group in the order of the model."""
+    """Yield groups of matches that pass codes to each other, each group in the order of the model."""
     parents: dict[Any, Any] = {}
 
     def root(value: Any) -> Any:
@@ -79,7 +79,7 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
     members, made = {match.node for match in group}, {match.target.quantize for match in group}
     computed = (source for match in group for source in match.sources if not source.is_constant)
     taken = dict.fromkeys(source.node.x for source in computed)
-    # The codes that enter the group from outside, and the codes that it passes to float operators.
+    # Add the cost of codes that enter the group from outside, and of codes that the group passes to float operators.
     total += sum(quantization_cost(graph, value) for value in taken if graph.node(value.producer()) not in made)
     for match in group:
         users = [user for user, _ in match.target.quantize.y.uses()]
@@ -88,7 +88,7 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
 
 
 def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
-    """Return whether only these nodes use a value, directly or through nodes that only move its elements."""
+    """Return whether all users of a value are these nodes, directly or through nodes that only move elements of the value."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -100,7 +100,7 @@ def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
 
 
 class _Writer:
-    """Writes integer operators for `matches`, which are in the order of the model, and keeps the codes that it makes."""
+    """A writer of integer operators for `matches`, which are in the order of the model. It records the new codes."""
 
     def __init__(self, graph: Graph, matches: Sequence[Match]) -> None:
         self.graph, self.matches = graph, matches
@@ -121,8 +121,8 @@ class _Writer:
         self.graph.forget_inferred()
 
     def _write(self, match: Match) -> None:
-        """Write the integer operator, with a Clip of its codes if that is needed, in front of the quantize node: there all its
-        inputs exist, and nothing uses its output yet."""
+        """Write the integer operator, followed by a Clip of its codes if needed, in front of the quantize node. At that point
+        all inputs of the operator exist, and no node uses its output yet."""
         rule, replaced, target = match.rule, match.node, match.target
         inputs = [value for part in rule.order for value in self._inputs(match, part)]
         while inputs[-1] is None:
@@ -141,7 +141,7 @@ class _Writer:
         self.made[target.quantize] = codes
 
     def _inputs(self, match: Match, part: str) -> Sequence[ir.Value | None]:
-        """Return inputs of the integer operator: a part of `Rule.order`."""
+        """Return the inputs of the integer operator for one element of `Rule.order`."""
         types = [UINT8, match.weights_type, *[UINT8] * len(match.sources)]
         operands = (self._operand(match, *operand) for operand in zip(match.sources, types, strict=False))
         if part == OPERANDS:
@@ -155,7 +155,7 @@ class _Writer:
         return [*(value for value, *_ in operands), *match.node.inputs[len(match.sources) :]]
 
     def _operand(self, match: Match, source: Source, codes: ElementType) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Return codes of a type that a source dequantizes, where the operator takes them, with scale and zero point."""
+        """Return the codes of a source in the type `codes`, after all moves of the source, with their scale and zero point."""
         shift, value, tensor = source.codes.shift(codes), source.node.x, self.graph.tensor(source.node.x)
         quantize = self.graph.node(value.producer())
         if tensor is not None and (shift or source.codes.element_type is not codes):
@@ -174,8 +174,8 @@ class _Writer:
         return value, *self._parameters(match, source.codes, codes)
 
     def _parameters(self, match: Match, codes: Codes, element_type: ElementType) -> tuple[ir.Value, ir.Value]:
-        """Return scale and zero point of codes that become another type. Some integer operators take only scalars if there is
-        one scale."""
+        """Return the scale and the zero point of codes that are converted to `element_type`. If there is one scale, both are
+        scalars, because some integer operators accept nothing else."""
         value, shape = codes.meaning.scale.value, codes.scales.shape if codes.scales.size > 1 else ()
         if codes.scales.shape != shape:
             value = self._constant(match, codes.scales.reshape(shape), "scale")
@@ -193,7 +193,7 @@ class _Writer:
         return self.graph.new_constant(array, f"{match.node.outputs[0].name}_{name}", match.target.quantize.ir_node)
 
     def _insert(self, node: ir.Node, before: Node, like: ir.Value, codes: ir.TypeProtocol | None = None) -> ir.Value:
-        """Insert a node, and return its output: codes, uint8 by default, in the shape of another value."""
+        """Insert a node, and return its output. It has codes, uint8 by default, in the shape of the value `like`."""
         (y,) = node.outputs
         y.name, y.type = self.graph.unused_name(f"{like.name}_codes"), codes or ir.TensorType(ir.DataType.UINT8)
         if (shape := self.graph.shape(like)) is not None:
@@ -202,7 +202,7 @@ class _Writer:
         return y
 
     def _quantize_to_uint8(self, quantize: Node) -> ir.Value:
-        """Return codes of uint8 in the place of int8."""
+        """Return the codes of a quantize node as uint8 instead of int8."""
         quantizer = COUNTERPARTS["quantize"]
         inputs = self._inputs_of_uint8(quantize, quantize.x)
         node = ir.node(quantizer.name, inputs, quantizer.values({}), domain=quantizer.domain)
@@ -212,13 +212,13 @@ class _Writer:
         return codes
 
     def _inputs_of_uint8(self, node: Node, x: ir.Value) -> list[ir.Value]:
-        """Return the inputs of a node that has codes of uint8 in the place of int8."""
+        """Return the inputs of a node whose codes become uint8 instead of int8."""
         codes = known_codes(self.graph.affine(node))
         zeros = np.full(codes.scales.shape, codes.zero_point + codes.shift(UINT8), np.uint8)
         return [x, codes.meaning.scale.value, self.graph.new_constant(zeros, f"{node.y.name}_zero_point", node.ir_node)]
 
     def _reconnect(self, quantize: Node, codes: ir.Value) -> None:
-        """Let the users of a quantize node take the codes of an integer operator, and remove the node."""
+        """Pass the codes of an integer operator to the users of a quantize node, and remove the quantize node."""
         if self.graph.affine(quantize).element_type is INT8:
             dequantizer = COUNTERPARTS["dequantize"]
             for node in [self.graph.node(user) for user, _ in quantize.y.uses()]:

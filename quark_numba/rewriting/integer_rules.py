@@ -1,5 +1,5 @@
 """The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime, with the proofs that the results
-are those of the nodes as written."""
+do not change."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from .onnx_runtime import multiplies_exactly
 
 _MICROSOFT = "com.microsoft"
 
-# The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
+# The most products in a sum. A product of two codes is at most 255 * 255, so the sum and a bias fit int32.
 _MAX_PRODUCTS, _MAX_BIAS = 1 << 14, 1 << 30
 
-# The largest bias, in steps of the output. Its scale is the product of two scales, with a rounding error of up to 2^-23 of it.
+# The largest bias, in steps of the output. The scale of the bias is the product of two scales, with a relative rounding error
+# of up to 2^-23.
 _MAX_BIAS_STEPS = 1 << 12
 
-# A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
+# The largest magnitude of a weight for which the sum of two products, of at most 255 * 64 each, fits 16 bits.
 _NARROW = 64
 
-# The most elements of an average, times the quotient of scales: 64 * 255 * 2^-24 < 1/1000 is off by the additions of floats.
+# The most elements of an average, times the quotient of scales. The float additions have an error of at most
+# 64 * 255 * 2^-24 < 1/1000.
 _MAX_POOLED = 64
 
-# QLinearAdd multiplies codes and zero points by the quotients of scales, and adds up. With quotients of at most 4, no product
-# is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
+# QLinearAdd multiplies codes and zero points by the quotients of scales, and adds the products. With quotients of at most 4, a
+# product is at most 1,020, and a sum at most 4,335. So the total rounding error is below 2^14 * 2^-24 < 1/1000.
 _MAX_QUOTIENT = 4.0
 
-# Sums and products of codes are at most 2^20, and are computed in float64. Nearer to a tie than this, they count as ties.
+# Sums and products of codes are at most 2^20, and are computed in float64. A result that is nearer to a tie counts as a tie.
 _TIE_DISTANCE = 2.0**-30
 
 
@@ -45,8 +47,8 @@ _TIE_DISTANCE = 2.0**-30
 class Match:
     """An operator that can run on integers.
 
-    `sources` are the inputs that it dequantizes. In the integer operator their codes are uint8, and those of the second input
-    have the type `weights_type`. `bias` is int32."""
+    `sources` are its dequantized inputs. In the integer operator, codes of the second input have the type `weights_type`, and
+    codes of other inputs are uint8."""
 
     node: ir.Node
     rule: Rule
@@ -62,16 +64,17 @@ OPERANDS, OUTPUT, BIAS, RECIPROCAL, CODES = "operands", "output", "bias", "recip
 
 @dataclass(frozen=True)
 class Rule:
-    """How operators of one name are matched and written.
+    """A rule for operators of one name: how they are matched, and how the integer operator is written.
 
-    `domain` and `name` are those of the integer operator. If `name` is empty, the operator stays; it also takes codes.
-    `inputs` is the number of inputs that are dequantized, None for all. `check` raises NotRewrittenError if an operator that
-    otherwise matches must not be rewritten. `attributes` are the attributes that the integer operator has, None for all.
-    `has_weights` says whether the first input is multiplied with the second one, which may have several scales.
-
-    `order` is the order of the inputs of the integer operator: OPERANDS, the codes, scale and zero point of each input; OUTPUT,
-    the scale and zero point of the output; BIAS, the operator's third input; RECIPROCAL, that of the divisor, as the code 1
-    with a scale; CODES, the codes of each input alone, and all other inputs."""
+    - `domain` and `name` are the name of the integer operator. If `name` is empty, the operator also accepts codes, and is not
+      replaced.
+    - `inputs` is the number of dequantized inputs, None for all.
+    - `check` raises NotRewrittenError if an operator that meets all other conditions must not be rewritten.
+    - `attributes` are the attributes that the integer operator has, None for all.
+    - `has_weights` says whether the first input is multiplied by the second input, which may have several scales.
+    - `order` is the order of the inputs of the integer operator. OPERANDS: the codes, scale and zero point of each input.
+      OUTPUT: the scale and zero point of the output. BIAS: the operator's third input. RECIPROCAL: the reciprocal of the
+      divisor, as the code 1 with a scale. CODES: the codes of each input, without parameters, and all other inputs."""
 
     domain: str
     name: str
@@ -112,8 +115,8 @@ def _type_of_weights(graph: Graph, source: Source) -> ElementType:
 
 
 def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
-    """Return the int32 codes of a bias. Raise NotRewrittenError unless their scale is that of the products, within a rounding
-    error."""
+    """Return the int32 codes of a bias. Raise NotRewrittenError unless the scale of the bias equals the scale of the
+    products, within a rounding error."""
     other = "its bias is not dequantized from int32"
     _, meaning = require(graph.rewritable(value.producer(), Dequantize), other)
     stays_if(meaning.element_type is not INT32 or not meaning.is_symmetric, other)
@@ -133,8 +136,8 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
 
 
 def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
-    """Return the shape of weights after the nodes that move them. Raise NotRewrittenError unless they are constant, with one
-    scale, or with one for each index along an axis."""
+    """Return the shape of weights after the nodes that transpose them. Raise NotRewrittenError unless the weights are constant,
+    with one scale or with one scale for each index along the axis `along`."""
     tensor = require(graph.tensor(source.node.x), "its weights are not constant")
     stays_if(any(move.op_type != "Transpose" for move in source.moves), "its weights are moved by a node other than Transpose")
     shape = [*tensor.shape.numpy()]
@@ -150,8 +153,8 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
 
 
 def _check_products(products: Any) -> None:
-    """Raise NotRewrittenError unless the sum of this number of products fits int32. A sum of 0 products is refused too, because
-    ONNX Runtime's integer operators then do not write their output."""
+    """Raise NotRewrittenError unless the sum of this number of products fits int32. A sum of 0 products is also refused,
+    because ONNX Runtime's integer operators do not write their output for it."""
     fits = isinstance(products, int) and 1 <= products <= _MAX_PRODUCTS
     stays_if(not fits, "the number of its products is not known, or too large, or 0")
 
@@ -184,7 +187,7 @@ def _check_matmul(graph: Graph, match: Match) -> None:
 
 def _check_binary(graph: Graph, match: Match) -> None:
     """Raise NotRewrittenError unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes. If a
-    result is nearly a tie, the other of its two codes counts as well."""
+    result is nearly a tie, either of the two nearest codes is accepted."""
     a, b = match.sources
     y_scale = float(match.target.codes.scale)
     scales = [float(source.codes.scale) for source in (a, b)]
@@ -200,7 +203,7 @@ def _check_binary(graph: Graph, match: Match) -> None:
 
 def _check_division(graph: Graph, match: Match) -> None:
     """Raise NotRewrittenError unless the divisor is a constant, and QLinearMul with its reciprocal gives the codes of the
-    specification. If a result is nearly a tie, the other of its two codes counts as well."""
+    specification. If a result is nearly a tie, either of the two nearest codes is accepted."""
     (source,), reason = match.sources, "its divisor is not a constant, or extreme"
     divisor = require(divisor_of(graph, match.node), reason)
     stays_if(not LEAST_SCALE <= divisor <= LARGEST_SCALE, reason)
@@ -211,7 +214,7 @@ def _check_division(graph: Graph, match: Match) -> None:
 
 
 def divisor_of(graph: Graph, node: ir.Node) -> float | None:
-    """Return the only element of what a node divides by, or None if it is not known or adds dimensions to x."""
+    """Return the divisor of a node if it is one known float32 number, or None. Also return None if it adds dimensions to x."""
     shape, array = graph.shape(node.inputs[0]), graph.array(node.inputs[1])
     if array is None or array.size != 1 or array.dtype != FLOAT32.dtype or (array.ndim and array.ndim > len(shape or ())):
         return None
@@ -220,8 +223,8 @@ def divisor_of(graph: Graph, node: ir.Node) -> float | None:
 
 def _check_ties(match: Match, exact: NDArray[np.float64], refuses_ties: bool = False) -> None:
     """Raise NotRewrittenError if a result may be a tie, and either `refuses_ties` is set or the zero point is odd. The operator
-    adds the zero point before it rounds half to even, so an odd one turns ties the other way. `exact` are all results, in
-    steps of the output."""
+    adds the zero point before it rounds half to even, so an odd zero point reverses the direction in which ties are rounded.
+    `exact` are all results, in steps of the output."""
     if refuses_ties or match.target.codes.zero_point % 2:
         stays_if(np.any(np.abs(exact - np.floor(exact) - 0.5) < _TIE_DISTANCE), "two codes may be equally near")
 
@@ -232,7 +235,7 @@ def _check_average_pool(graph: Graph, match: Match) -> None:
     stays_if(not is_plain, "it pads or skips elements")
     kernel: Any = values.get_ints("kernel_shape", ())
     _check_global_pool(graph, match, kernel)
-    # QLinearAveragePool adds floats.
+    # QLinearAveragePool adds in floating point.
     most = math.prod(kernel)
     quotient = float(match.sources[0].codes.scale) / float(match.target.codes.scale)
     stays_if(most * max(1.0, quotient) > _MAX_POOLED, "its sums are too large")
@@ -242,7 +245,7 @@ def _check_average_pool(graph: Graph, match: Match) -> None:
 
 
 def _check_global_pool(graph: Graph, match: Match, kernel: Sequence[int] | None = None) -> None:
-    """Raise NotRewrittenError unless the number of elements of a pool is known, and not too large. Without `kernel` these are
+    """Raise NotRewrittenError unless the number of elements of a pool is known, and not too large. Without `kernel`, a pool has
     all elements of a channel."""
     unknown = "the rank of its x is not known"
     shape = require(graph.shape(match.node.inputs[0]), unknown)
@@ -253,7 +256,7 @@ def _check_global_pool(graph: Graph, match: Match, kernel: Sequence[int] | None 
 
 
 def _check_same_codes(graph: Graph, match: Match) -> None:
-    """Raise NotRewrittenError unless inputs and output have one scale and one zero point."""
+    """Raise NotRewrittenError unless all inputs have the scale and the zero point of the output."""
     for source in match.sources:
         one, other = source.codes, match.target.codes
         stays_if(one.scale != other.scale, "it quantizes with another scale")

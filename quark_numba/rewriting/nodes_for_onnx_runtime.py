@@ -1,4 +1,5 @@
-"""Choose the nodes of ONNX's own operators, and of those of com.microsoft, that stay as they are for ONNX Runtime to run."""
+"""Choose the quantization nodes of ONNX's own operators and of com.microsoft's that are not rewritten, because ONNX Runtime is
+to run them."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ _BESIDE = "ONNX Runtime may fuse ONNX's own nodes beside it into integer operato
 
 
 def leave_all(graph: Graph) -> bool:
-    """Leave the model as it is, and return True, if ONNX Runtime is to run ONNX's own nodes, and these quantize activations.
+    """Return whether no node may be rewritten, and record the reason for each node. This is so if ONNX Runtime is to run ONNX's
+    own nodes, and these quantize activations.
 
-    ONNX Runtime fuses such nodes with the nodes around them, and quantizes float tensors there. So all other nodes stay as
-    well. Only nodes that ONNX Runtime cannot run may get another name."""
+    ONNX Runtime fuses such nodes with the nodes around them, and quantizes float tensors there. So all other nodes must not
+    change either. Only nodes that ONNX Runtime cannot run are renamed."""
     if graph.qdq != "onnxruntime":
         return False
     missing, meanings = _nodes(graph)
@@ -33,8 +35,9 @@ def runs_all(graph: Graph) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """With `qdq` = "onnxruntime", leave nodes with types for which the results of ONNX Runtime may differ from the
-    specification. Nodes that ONNX Runtime cannot run do not count, nor do nodes that compute scales only for those."""
+    """With `qdq` = "onnxruntime", do not rewrite nodes with types for which the results of ONNX Runtime may differ from the
+    specification. Two kinds of node are still rewritten: nodes that ONNX Runtime cannot run, and nodes that compute scales only
+    for such nodes."""
     if graph.qdq == "onnxruntime":
         for node, meaning in _nodes(graph)[1].items():
             if _may_differ(meaning):
@@ -42,8 +45,8 @@ def rewrite(graph: Graph) -> None:
 
 
 def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[GraphOperand]]]:
-    """Return the nodes of ONNX's own operators that ONNX Runtime cannot run, and those that it can run, with their meanings.
-    Nodes that compute nothing but scales of the former are neither."""
+    """Return the nodes of ONNX's own operators that ONNX Runtime cannot run, and the nodes that it can run, with their
+    meanings. Nodes that only compute scales of nodes that ONNX Runtime cannot run are in neither result."""
     nodes = [node for node in graph.nodes() if node.is_standard and node not in graph.reasons]
     meanings = {node: meaning for node in nodes if isinstance(meaning := graph.meaning(node), Affine)}
     missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
@@ -60,7 +63,7 @@ def _may_differ(meaning: Affine[GraphOperand]) -> bool:
 
 
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[GraphOperand] | None) -> bool:
-    """Return whether a node is one of ONNX's own, and ONNX Runtime runs it with its types, as far as they are known."""
+    """Return whether a node is one of ONNX's own, and ONNX Runtime runs it for its known types."""
     if not (node.is_standard and isinstance(meaning, Affine)):
         return False
     return runs(node.operator, node.ir_node.domain, meaning.element_type, meaning.scale.element_type)
@@ -72,7 +75,7 @@ def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:
 
 
 def _is_onnx_runtimes(graph: Graph, codes: GraphOperand) -> bool:
-    """Return whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
+    """Return whether codes are not constant. If a quantize node produces them, it also has to be one of ONNX's own."""
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)
     if isinstance(quantize, DynamicQuantize):

@@ -41,7 +41,8 @@ from .standard_forms import Operators
 # How the names of ONNX's own operators begin.
 _ONNX = "ai.onnx::"
 
-# The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
+# The passes, in the order in which they run. Each pass visits all nodes of a model. For each unchanged node, the pass records
+# the reason.
 PASSES = (
     nodes_for_onnx_runtime,
     integer_operators,
@@ -97,8 +98,8 @@ def optimize(
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto | None:
-    """Return the model with its quantization nodes rewritten into fewer, cheaper nodes. They give the same bits as before,
-    apart from ties in integer operators (see `qdq`). With `out`, write it to a file instead.
+    """Return the model with its quantization nodes rewritten into fewer, cheaper nodes. These give the same bits as before.
+    Only ties in integer operators may be rounded differently (see `qdq`). With `out`, write the model to a file instead.
 
     - Nodes whose inputs are all constants are folded into initializers.
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
@@ -108,49 +109,50 @@ def optimize(
       version 1.
     - A ``QuantizeDequantizeLinear`` and the elementwise nodes beside it, such as additions and activations, are merged into one
       ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
-    - A quantize node after a dequantize node with the same constant parameters is dropped if every code comes back. This is
-      proved or tried, for integers of up to 16 bits. A round trip whose input elements are all results of an equal round trip
-      is dropped as well, as it would return its x.
-    - With `operators` = "standard" every node is written in ONNX's standard operators at the end, without regions.
+    - A quantize node after a dequantize node with the same constant parameters is dropped if it returns every code
+      unchanged. This is proved or tested, for integers of up to 16 bits. A round trip is also dropped if all its input elements
+      are results of an equal round trip, because it would return its x.
+    - With `operators` = "standard", all nodes are finally written in ONNX's standard operators, without regions.
 
-    Subgraphs are rewritten in the same way. Local functions with nodes of the package's operators are inlined first. Everything
-    else stays as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.
-    With `operators` = "standard" they do not, and any execution provider runs the model.
+    Subgraphs are rewritten in the same way. Local functions with nodes of the package's operators are inlined first. All other
+    nodes are unchanged. As for the original model, sessions need this package's operators (`register`, `InferenceSession`).
+    With `operators` = "standard", sessions do not need them, and any execution provider runs the model.
 
     Parameters
     ----------
     model : onnx.ModelProto, or the path of a model
         The model is not changed. Tensors in files beside the model are read; a ModelProto has to contain all its tensors.
     out : path, optional
-        The file to write, which may be `model` itself. Tensors go to ``out.data`` if those of `model` are in files beside it
-        and take more than 64 MB, or if the result is larger than 2 GiB. The memory that is needed does not grow with tensors
-        in files.
+        The file to write, which may be `model` itself. Tensors are written to ``out.data`` in two cases: the result is
+        larger than 2 GiB, or the tensors of `model` are in files beside it and take more than 64 MB. Tensors in files do not
+        increase the memory that is needed.
     keep_quantized_weights : bool
-        Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
+        Whether constants stay quantized, each with a dequantize node. The model is then smaller, but slower to run.
         Constants in Microscaling formats become codes and scales, with ``quark_numba::Dequantize``, version 1, if that
-        gives the same bits and ONNX Runtime has tensors of both. Other block formats become float constants in any case.
+        gives the same bits and ONNX Runtime supports both element types. Other block formats always become float constants.
     qdq : "auto", "float" or "onnxruntime"
-        How ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. "auto": all of them, and
-        groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
-        differ by one, where a result is within a thousandth of a step of the middle between two. "float": all, and without
-        integer operators. "onnxruntime", for execution providers other than the CPU provider: only those for which ONNX Runtime
-        gives the results of the specification. If any of ONNX's own nodes quantizes an activation, only nodes that ONNX Runtime
-        cannot run.
+        How ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. "auto": all are rewritten,
+        and groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. A code of an
+        integer operator may differ by one if the result is within a thousandth of a step of the middle between two codes.
+        "float": all are rewritten, without integer operators. "onnxruntime", for execution providers other than the CPU
+        provider: only those nodes are rewritten for which ONNX Runtime gives the results of the specification. If ONNX's own
+        nodes quantize activations, only those that ONNX Runtime cannot run are rewritten.
     operators : "custom", "cuda", "standard" or "webgpu"
-        In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
-        "cuda": in those of this package's that have kernels for NVIDIA GPUs, for sessions with the CUDA provider and these
-        operators (`register`); other nodes as with "standard", or as they are. "standard": in ONNX's operators alone, of the
-        model's own opset, for other execution providers and for programs without this package. "auto" means "float" then. What
-        other custom operators a model has stay as they are. "webgpu": as "standard", for WebGPU in ONNX Runtime Web, which
-        lacks Casts to float types: round trips through such types are written in arithmetic of float32. Subnormal numbers may
-        become 0 on WebGPU, so blocks whose largest magnitude is below 2**-103 are rounded as if it was that.
+        The operators of the result. "custom": this package's operators, which are the fastest on the CPU. "cuda": this
+        package's operators that have kernels for NVIDIA GPUs, for sessions with the CUDA provider and these operators
+        (`register`). Nodes without such a kernel are written as with "standard", or left as they are. "standard": only ONNX's
+        operators, of the model's own opset, for other execution providers and for programs without this package. Then
+        `qdq` = "auto" means "float", and custom operators of other packages are left as they are. "webgpu": as "standard", for
+        WebGPU in ONNX Runtime Web. WebGPU lacks Casts to float types, so round trips through such types are written in float32
+        arithmetic. Subnormal numbers may become 0 on WebGPU, so blocks with a largest magnitude below 2**-103 are rounded as
+        if it was 2**-103.
     regions : bool
-        Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
-        Without them "auto" means "onnxruntime".
+        Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` supports.
+        If False, `qdq` = "auto" means "onnxruntime".
     keep_initializers_as_inputs : bool
-        Whether initializers that are also graph inputs, from IR version 4 on, stay inputs. They are the default values of
-        inputs that a session may be fed with, so nothing that depends on them is folded. Some exporters list all weights
-        there, PyTorch's with its argument of this name. If False, they become constants and are no longer inputs.
+        Whether initializers that are also graph inputs, from IR version 4 on, stay inputs. Such an initializer is the default
+        value of an input that a session may feed, so no node that depends on it is folded. Some exporters list all weights as
+        graph inputs, PyTorch's with its argument of this name. If False, the initializers become constants.
 
     Returns
     -------
@@ -189,8 +191,9 @@ def optimize(
 class RewrittenModel:
     """An optimized model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
 
-    `lazy_model` is the model whose large tensors may still have to be read or computed. `write_error` says why ONNX Runtime
-    could not write its own optimized model, which shows what it fuses; "" if it could. Without that model more nodes stay."""
+    The large tensors of `lazy_model` may still have to be read or computed. ONNX Runtime's own optimized model shows which
+    nodes it fuses. `write_error` is the reason why ONNX Runtime could not write this model, "" if it could. Without this model,
+    fewer nodes are rewritten."""
 
     source: model_files.Source
     lazy_model: model_files.Model
@@ -207,13 +210,13 @@ class RewrittenModel:
         return result
 
     def check_operators(self) -> None:
-        """Raise ModelError if the model had to be written in ONNX's operators only, and a node of this package is left."""
+        """Raise ModelError if only ONNX's operators are allowed, and a node of this package's operators remains."""
         if self.operators in standard_forms.ONNX_ONLY and (nodes := not_standard_as_text(self.left)):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model, which may lose its tensors. Raise ModelError if it cannot be written, or if this would change the
-        original model or its tensors, except in its place."""
+        """Write the model to a file. `lazy_model` may lose its tensors. Raise ModelError if the model cannot be written. Also
+        raise it if this would overwrite the original model or its tensors, and `path` is not the path of the original model."""
         original = self.source.path
         try:
             target = os.path.realpath(path)
@@ -240,11 +243,14 @@ def rewrite_model(
     integers: Integers = "anywhere",
     has_other_providers: bool = False,
 ) -> RewrittenModel:
-    """Optimize a model as `optimize` does, and count the nodes. `native_operators` says whether operators may be written that
-    only the native backend has. Initializers named in `replaced` are not constants. `integers`: where integer operators have to
-    be exact, if they may be used at all. `has_other_providers` says whether the model is for execution providers other than the
-    CPU provider. Then the shapes of outputs are written, which some providers need. `choose_qdq` says what becomes of ONNX's
-    own nodes."""
+    """Return a model as `optimize` rewrites it, with the numbers of its nodes. ONNX's own nodes are rewritten as `choose_qdq`
+    returns.
+
+    - `native_operators`: whether operators may be written that only the native backend supports.
+    - `replaced`: names of initializers that are not constants.
+    - `integers`: where integer operators have to be exact, or "nowhere" if they must not be used.
+    - `has_other_providers`: whether the session has providers besides the CPU provider. If so, the shapes of outputs are
+      written, because some providers need them."""
     check_choices(QDQ, qdq=qdq)
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
@@ -296,11 +302,12 @@ def choose_qdq(
     runs_all: Callable[[], bool],
     integers: Integers,
 ) -> Qdq:
-    """Return what becomes of ONNX's own quantization nodes in a model, given the argument `qdq`. "onnxruntime": ONNX Runtime
-    runs them. "float": they are rewritten in `operators`. "auto": the same, apart from groups that become integer operators.
+    """Return how ONNX's own quantization nodes in a model are rewritten, given the argument `qdq`. "onnxruntime": ONNX Runtime
+    runs them. "float": they are rewritten in `operators`. "auto": groups may become integer operators, and all other nodes are
+    rewritten as with "float".
 
-    `runs_all()` returns whether ONNX Runtime runs all quantization nodes of the model without this package. The page of
-    sessions, ``quark_numba/session/README.md``, has the answers as a table."""
+    `runs_all()` returns whether ONNX Runtime runs all quantization nodes of the model without this package.
+    ``quark_numba/session/README.md`` has the choices as a table."""
     if qdq != "auto":
         return qdq
     if has_other_providers and operators != "cuda":  # a provider may have integer operators
@@ -314,8 +321,8 @@ def choose_qdq(
 
 
 def _read(source: model_files.Source) -> ir.Model:
-    """Return the model as onnx-ir holds it. Raise ModelError if the model has something that onnx-ir would lose or cannot read;
-    the message says what."""
+    """Return the model as an onnx-ir model. Raise ModelError with the name of the feature if onnx-ir would lose or cannot read
+    a feature of the model."""
     if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto)):
         raise ModelError("sparse initializers")
     if source.proto.training_info:
@@ -324,8 +331,9 @@ def _read(source: model_files.Source) -> ir.Model:
 
 
 def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operators = "standard") -> str:
-    """Return a message that lists the nodes of this package's operators that are left, empty if there are no such nodes. Left
-    out are ONNX's own operators, nodes that were not folded, and for "cuda" those that GPUs run."""
+    """Return a list, as text, of the remaining nodes of this package's operators, or "" if there are none. Three kinds of node
+    are not listed: ONNX's own operators, nodes that could not be folded because of a graph input, and for "cuda" nodes that
+    GPUs run."""
     nodes = (
         f"{counted(number, 'node', 'nodes')} {name}: {why}"
         for (name, why), number in left.items()
@@ -338,8 +346,8 @@ def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operato
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:
-    """Return whether a pass may begin with a node: one of the package's operators, except regions; a Cast to 16 bits; or one of
-    QONNX's with channels on the last axis."""
+    """Return whether a pass may begin with a node: a node of the package's operators that is not a region, a Cast to 16 bits,
+    or a QONNX node with channels on the last axis."""
     operator = OPERATORS.find(node.domain, node.op_type)
     if operator:
         return operator.operation != "region"
@@ -347,8 +355,9 @@ def begins_rewriting(node: onnx.NodeProto) -> bool:
 
 
 def _check_acyclic(graph: ir.Graph) -> None:
-    """Raise ModelError if a node takes its own result, in its subgraphs too: the passes follow values from node to node."""
-    # For each node: the nodes that have to run before it is done, those in its subgraphs too.
+    """Raise ModelError if a node depends on its own result, directly or in its subgraphs. The passes follow values from node to
+    node."""
+    # For each node: the nodes that have to run before it is done, including those in its subgraphs.
     takes: dict[ir.Node, list[ir.Node]] = {}
     for node in graph.all_nodes():
         takes[node] = [*node.predecessors()]

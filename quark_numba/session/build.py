@@ -1,5 +1,5 @@
-"""Build the model that a session runs, or take it from a cache. It is read, rewritten, and laid out in blocks; a large one is
-written to files."""
+"""Build the model that a session runs, or take it from a cache. Building a model reads it, rewrites it, and converts regions to
+the blocked layout. A large model is written to files."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
 
-# The message if initializers that are graph inputs keep nodes from being folded.
+# The warning if nodes are not folded because their initializers are graph inputs.
 _COMPUTED = (
     "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
     "if yours are not, keep_initializers_as_inputs=False makes the session faster"
 )
 
-# The message if nodes stay custom operators in a session with other providers.
+# The warning if nodes remain custom operators in a session with other execution providers than the CPU provider.
 _ON_THE_CPU = "these nodes run on the CPU provider, as they cannot be written in ONNX's standard operators: %s"
 
-# An operator that names files beside the model, which are found only from the path of the model.
+# An operator that names files beside the model. ONNX Runtime finds these files only from the path of the model.
 _WITH_FILES = ("com.microsoft", "EPContext")
 
-# The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
+# From this release on, ONNX Runtime uses the entry for the folder of tensors also if a model has a path.
 _FOLDER_FOR_PATHS = (1, 28)
 
 
 def create_artifact(request: SessionRequest) -> Artifact:
-    """Return the model to give to ONNX Runtime for this request. Log a warning if something in it makes the session slow. Raise
-    ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
+    """Return the model to give to ONNX Runtime for this request. Log a warning if nodes of the model make the session
+    slow. Raise ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
     state = None
     if request.path is not None:
         recover(request.path)
@@ -82,8 +82,8 @@ def create_artifact(request: SessionRequest) -> Artifact:
 
 
 def load(source: Any) -> onnx.ModelProto:
-    """Return the model of an argument `path_or_bytes`: the argument itself, or what it names or contains. External data stays
-    in its files."""
+    """Return the model of an argument `path_or_bytes`: a ModelProto itself, or the model read from a path or from bytes.
+    External data is not read."""
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source)
     if isinstance(source, bytes):
@@ -104,8 +104,8 @@ def _is_for_onnx_runtime_alone(request: SessionRequest) -> bool:
 
 
 def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) -> model_files.Source:
-    """Return the source of a model. Tensors are read from the folder that the options name, in the cases where ONNX Runtime
-    reads them there. The caller's model is copied first if tensors would be read into it."""
+    """Return the source of a model. Tensors are read from the folder that the options name if ONNX Runtime would use this
+    folder. In that case, a ModelProto of the caller is copied, because tensors are read into the model."""
     folder = config_entry(request.options, TENSORS_FOLDER) or None
     if request.path is not None and RELEASE < _FOLDER_FOR_PATHS:
         folder = None
@@ -116,8 +116,8 @@ def _open(request: SessionRequest, model: onnx.ModelProto, state: State | None) 
 
 
 def _find_refusals(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the operators of a model that are known to run nowhere, unless `optimize` rewrites them. For each there is the
-    reason why a model with such a node cannot run."""
+    """Return the operators of a model that only `optimize` may make runnable. Each operator is mapped to the reason why a model
+    with such a node cannot run."""
     refusals = {}
     for node in protos.nodes(model.graph, *model.functions):
         if why := refused.reason(node.domain, node.op_type):
@@ -127,7 +127,7 @@ def _find_refusals(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
-    """Say which nodes are slow."""
+    """Log a warning for each kind of slow node."""
     if inputs := sum(count for (_, why), count in left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
     written = request.written_operators
@@ -136,8 +136,8 @@ def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
 
 
 def get_or_build(request: SessionRequest, source: model_files.Source, probes: tuple[bytes, ...] = ()) -> Artifact:
-    """Return the model of a source as sessions of the request run it, from the cache if the request has one. The source drops
-    its reference to the model. `probes` are kept with the model. Raise ValueError if `cache` is set for a model without a
+    """Return the model that sessions of the request run, from the cache if the request has one. The source drops its reference
+    to the original model. `probes` are stored with the result. Raise ValueError if `cache` is set for a model without a
     path."""
 
     def build(place: Path | None) -> Artifact:
@@ -155,8 +155,8 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
 
 
 class _Model(NamedTuple):
-    """A rewritten model as onnx has it, and what an `Artifact` says of it. If it is large, it is in the file `path`, and its
-    tensors are in another file beside that."""
+    """A rewritten model as a ModelProto, and the facts about it for an `Artifact`. A large model is in the file `path`, and its
+    tensors are in a second file in the same folder."""
 
     proto: onnx.ModelProto
     path: str | None
@@ -166,7 +166,7 @@ class _Model(NamedTuple):
 
 
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
-    """Build a model now, and return it. If it needs files, they are written to a temporary folder in `folder`."""
+    """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
     plan = make_plan(request, source)
     with ExitStack() as files:
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
@@ -191,20 +191,20 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
 def _to_proto(
     rewritten: RewrittenModel, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
 ) -> _Model:
-    """Read and compute the tensors of a model. A large model is written to a temporary folder in `folder` that exists until
-    `files` is closed."""
+    """Return a model with its tensors read and computed. A large model is written to a temporary folder in `folder`, which
+    exists until `files` is closed."""
     model, path = rewritten.lazy_model, None
     if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
         proto = model_files.write_apart(model, path)
     else:
         proto = model_files.as_proto(model)
-    # What was built without ONNX Runtime's answers is slower, and must not be kept.
+    # A model that was built without ONNX Runtime's own optimized model is slower, and must not be cached.
     return _Model(proto, path, rewritten.left, why_not_kept=rewritten.write_error)
 
 
 def _lay_out_in_blocks(model: _Model, request: SessionRequest) -> _Model:
-    """Return the model with regions in the blocked layout, if some can be."""
+    """Return the model with its regions in the blocked layout, where that is possible."""
     made = lay_out(model.proto, request, model.path)
     left = Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in made.left_out.items()})
     path = _exchange(model.path, made.model) if model.path and made.model else model.path
@@ -213,8 +213,8 @@ def _lay_out_in_blocks(model: _Model, request: SessionRequest) -> _Model:
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:
-    """Replace the model at `path` by a model in the blocked layout, whose tensors are in the same folder already. Return the
-    path."""
+    """Replace the model at `path` by a model in the blocked layout, and return the path of the new model. Its tensors are
+    already in the same folder."""
     folder = os.path.dirname(path)
     for written in (path, f"{path}.data", os.path.join(folder, "optimized.onnx")):
         os.remove(written)

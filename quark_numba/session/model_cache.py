@@ -1,8 +1,8 @@
-"""A cache of models that are ready for sessions, so that later sessions map them at once.
+"""A cache of prepared models, which later sessions memory-map.
 
-A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder, which gets its name when
-it is complete, and loses it before it is removed. So processes that use a cache at the same time see either the whole entry or
-no entry. An entry with any fault is removed and made again."""
+A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder. The folder is renamed to
+its final name when it is complete, and renamed again before it is removed. So processes that use a cache at the same time see
+either the whole entry or no entry. A damaged entry is removed and built again."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The file of an entry that holds its name, the states and digests of the files of the model, and the report on the model. Its
-# modification time is the time of the last use.
+# The file of an entry with the entry's name, the states and digests of the model's files, and the report on the model. The
+# modification time of this file is the time of the last use.
 _MANIFEST = "kept.json"
 
-# The file in an entry that marks the folder as this package's, and its content. Folders without this file are never removed.
+# The name and the content of the file that marks a folder as this package's. Folders without this file are never removed.
 _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
 
-# The environment variable for the most gigabytes of a folder, and the default.
+# The environment variable for the size limit of a folder in gigabytes, and the default.
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
 
 
 def users_folder() -> Path:
-    """Return the folder of models in the user's cache. Raise OSError if there is no folder that only this user can write to."""
+    """Return the folder of models in the user's cache. Raise OSError if no cache folder is writable by this user alone."""
     return make_own(own_folder()) / "models"
 
 
 class ModelCache(NamedTuple):
-    """The models in a folder."""
+    """A cache of models in a folder."""
 
     folder: Path
 
     @classmethod
     def choose(cls, cache: bool | str | os.PathLike[str] | None) -> ModelCache | None:
-        """Return the cache that an argument `cache` means: True is the cache of the user. Return None if the argument means no
-        cache, or, with a warning, if the user has no such folder or others can write to it."""
+        """Return the cache that an argument `cache` means: True means the cache of the user. Return None if the argument means
+        no cache. Also return None, with a warning, if the user has no cache folder, or if other users can write to it."""
         if cache is None or cache is False:
             return None
         if cache is not True:
@@ -64,8 +64,8 @@ class ModelCache(NamedTuple):
             return None
 
     def find(self, request: SessionRequest) -> Path | None:
-        """Return the place of the entry for a request, if the states of the model's files are still the recorded ones. Return
-        None if they have changed or were not recorded."""
+        """Return the path of the entry for a request. Return None if the request has no model file, or if the state of this
+        file has changed or was not recorded."""
         files = cache_keys.recall_files(self.folder, request.path) if request.path is not None else None
         return self._entry(request, files) if files else None
 
@@ -75,13 +75,15 @@ class ModelCache(NamedTuple):
     def get_or_create(
         self, request: SessionRequest, files: Sequence[str | os.PathLike[str]], build: Callable[[Path | None], Artifact]
     ) -> Artifact:
-        """Return the model that is kept for a request and the files of its model, the model's own first. If no model is kept,
-        build and keep it.
+        """Return the cached model for a request and the files of its model. In `files`, the model file is first. If no model is
+        cached, build the model and add it to the cache.
 
-        `build` takes the folder for its temporary folders, or None for the default. If it returns a path, the path is in a new
-        folder there, which `_keep` turns into the entry. If the model cannot be kept, a model that another process kept
-        meanwhile is returned. If there is no such model, a warning names the folder and the reason, and the model is returned
-        as it was built. If an error of the folder prevented the build, `build` is called again with the default folder."""
+        `build` takes the folder for its temporary folders, or None for the default. If `build` writes files, `_keep` renames
+        their temporary folder to the entry. If the model cannot be added, the result is the first of these:
+
+        - the model that another process has added meanwhile;
+        - the model as it was built, with a warning that names the folder and the reason;
+        - if an error of the folder prevented the build, a model built with the default folder, with the same warning."""
         entry = self._entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
@@ -116,13 +118,13 @@ class ModelCache(NamedTuple):
         return kept
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:
-        """Make an entry of a model, and return the model in that entry. The model's files are in a temporary folder of this
-        cache. That folder gets a marker and a manifest, and is then renamed to the entry. If the cache is too large now, the
-        entries that were used least recently are removed.
+        """Add a model to the cache, and return the model in its new entry. The model's files are in a temporary folder of this
+        cache. A marker and a manifest are added to that folder, which is then renamed to the entry. If the cache is now too
+        large, the least recently used entries are removed.
 
-        `original` is the path of the model that the caller passed; it is written down for people who look into the folder. A
-        model that needs no change has no files, and is returned as it is. Raise OSError if the entry cannot be written or
-        exists by now, and WriteError if the model must not be kept."""
+        `original` is the path of the model that the caller passed. It is recorded only for people who inspect the folder. A
+        model that needs no change has no files, and is returned unchanged. Raise OSError if the entry cannot be written or
+        already exists, and WriteError if the model must not be cached."""
         if artifact.source is None:
             return artifact
         if artifact.why_not_kept:
@@ -150,7 +152,7 @@ class ModelCache(NamedTuple):
         return artifact._replace(source=str(entry / path.name), state=states[path.name])
 
     def entries(self) -> list[tuple[Path, int, float]]:
-        """Return the entries, each with its bytes and the time of its last use, the oldest first."""
+        """Return the entries, the least recently used first. Each has its size in bytes and the time of its last use."""
         found = []
         for entry in filter(_is_own, self.folder.glob(f"{cache_keys.PREFIX}*")):
             with suppress(OSError):
@@ -160,7 +162,8 @@ class ModelCache(NamedTuple):
         return sorted(found, key=lambda entry: entry[2])
 
     def _make_room(self, apart_from: Path) -> None:
-        """Remove the entries that were used least recently, until the folder has no more bytes than its limit."""
+        """Remove the least recently used entries until the size of the folder is within its limit. The entry `apart_from`
+        stays."""
         entries = self.entries()
         total = sum(size for _, size, _ in entries)
         for entry, size, _ in entries:
@@ -176,9 +179,9 @@ class ModelCache(NamedTuple):
                 record.unlink()
 
     def remove(self, entry: Path) -> bool:
-        """Remove an entry, unless the folder is not from this package. Return whether it is gone. The entry is moved first. So
-        nobody can replace a file by a link while it is being removed, and a killed process does not leave an incomplete
-        entry."""
+        """Remove an entry if this package made it, and return whether the entry no longer exists. The entry is first moved to a
+        temporary folder. So no other user can replace a file by a link during the removal, and a killed process does not leave
+        an incomplete entry."""
         if _is_own(entry):
             try:
                 with temporary_folder(self.folder) as place:
@@ -192,7 +195,7 @@ class ModelCache(NamedTuple):
 
 
 def limit() -> float:
-    """Return the largest number of bytes of a cache. Raise EnvironmentVariableError if the variable is not such a number."""
+    """Return the size limit of a cache in bytes. Raise EnvironmentVariableError if the variable is not a valid limit."""
     with suppress(ValueError):
         limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
         if limit >= 0:
@@ -201,8 +204,9 @@ def limit() -> float:
 
 
 def _open(entry: Path) -> Artifact:
-    """Return the model of an entry. Raise an exception of any kind if the entry has no model, or if it is damaged or has
-    another entry's manifest. If the state of a file differs from the recorded state, its content still has to be the same."""
+    """Return the model of an entry. Raise an exception of any kind if the entry has no model, is damaged, or has the manifest
+    of another entry. A file whose state differs from the recorded state is valid if its size and digest are the recorded
+    ones."""
     with open(entry / _MANIFEST, "rb", opener=without_links) as file:
         manifest = json.loads(file.read())
     files, model = manifest["files"], manifest["file"]
@@ -223,7 +227,7 @@ def _open(entry: Path) -> Artifact:
 
 
 def _is_own(entry: Path) -> bool:
-    """Return whether a folder is an entry, whatever its state."""
+    """Return whether a folder is an entry, complete or damaged."""
     with suppress(OSError):
         if cache_keys.NAME.fullmatch(entry.name) and not entry.is_symlink():
             with open(entry / _MARKER, "rb", opener=without_links) as marker:
@@ -237,7 +241,7 @@ def _digest(path: Path) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of an entry, whole or not at all, which only this user may change."""
+    """Write a file of an entry atomically. Only this user may change the file."""
     with temporary_folder(path.parents[1]) as place:
         written = Path(place, path.name)
         written.write_bytes(content)
