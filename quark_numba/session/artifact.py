@@ -14,15 +14,17 @@ from ..models.file_states import State, state_of
 class Artifact(NamedTuple):
     """A model as it is given to ONNX Runtime.
 
-    `source` is the bytes of the model, or the path of a file that this package wrote. It is None if there is nothing to
-    rewrite, so that sessions take the model that the caller passed. The file exists until the artifact, a context manager, is
-    closed. `blocked_regions` is the number of regions in the blocked layout; `left` counts the nodes that stay as they are, by
-    operator and reason.
+    The artifact is a context manager.
 
-    `why_not_kept` is the reason why the model must not be kept, or "" if it may be kept. `state` is the state of a kept model's
-    file. `probes` are the two probes of ``initializers``, which tell whether options replace initializers of a kept model;
-    there are none if the model was made with options that replace some. `refusal` explains a refusal by ONNX Runtime: why the
-    model cannot run, or "" if no reason is known."""
+    - `source`: the bytes of the model, or the path of a file that this package wrote. The file exists until the artifact is
+      closed. None if there is nothing to rewrite; sessions then use the model that the caller passed.
+    - `blocked_regions`: the number of regions in the blocked layout.
+    - `left`: the numbers of nodes that were not rewritten, by operator and reason.
+    - `why_not_kept`: the reason why the model must not be cached, or "" if it may be cached.
+    - `state`: the state of a cached model's file.
+    - `probes`: the two probes of ``initializers``, which tell whether options replace initializers of a cached model. Empty if
+      the model was built with options that replace initializers.
+    - `refusal`: the reason why the model cannot run, if ONNX Runtime refuses it, or "" if no reason is known."""
 
     source: bytes | str | None
     files: ExitStack
@@ -46,7 +48,7 @@ class Artifact(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the file of a kept model has been removed."""
+        """Whether the file of a cached model has been removed or replaced."""
         return self.state is not None and self.path is not None and state_of(self.path) != self.state
 
     def report(self) -> dict[str, Any]:
@@ -55,12 +57,12 @@ class Artifact(NamedTuple):
         return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
     def facts(self) -> dict[str, Any]:
-        """Return what `of_facts` needs besides the file, in types that JSON has."""
+        """Return the data that `of_facts` needs besides the file, in JSON types."""
         return self.report() | {"probes": [base64.b64encode(probe).decode() for probe in self.probes]}
 
     @classmethod
     def of_facts(cls, path: str, facts: dict[str, Any], state: State) -> Artifact:
-        """Return the artifact of a kept file. Raise an exception of any kind if the facts are malformed."""
+        """Return the artifact of a cached file. Raise an exception of any kind if the facts are malformed."""
         left = {(group["operator"], group["why"]): group["nodes"] for group in facts["left"]}
         probes = tuple(map(base64.b64decode, facts["probes"]))
         return cls(path, ExitStack(), facts["regions_in_blocked_layout"], left, state=state, probes=probes)

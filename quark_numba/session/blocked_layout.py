@@ -1,12 +1,12 @@
 """Keep ONNX Runtime's blocked layout for convolutions through regions.
 
 ONNX Runtime runs convolutions on tensors in the layout (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
-reorders a tensor to ONNX's layout before every node that it does not know to work on blocks. Regions do work on blocks. So this
-module does what ONNX Runtime's own NchwcTransformer does, and includes regions. First ONNX Runtime does all its other
-optimizations and writes the model. Then each node whose inputs are in blocks is replaced by its counterpart on blocks, if the
-counterpart is known to compute the same.
+reorders a tensor to ONNX's layout before every node that has no implementation on blocks known to ONNX Runtime. Regions do work
+on blocks. So this module replaces ONNX Runtime's own NchwcTransformer, and includes regions. First ONNX Runtime does all its
+other optimizations and writes the model. Then each node whose inputs are in blocks is replaced by its counterpart on blocks, if
+the counterpart is known to compute the same result.
 
-In the resulting model a tensor in blocks has the shape (N, C rounded up to b, H, W). The model is made for this processor, and
+In the resulting model, a tensor in blocks has the shape (N, C rounded up to b, H, W). The model is valid for this processor and
 for one session.
 """
 
@@ -34,8 +34,9 @@ from .request import SessionRequest
 
 
 class BlockedModel(NamedTuple):
-    """The model for the session, or None if the model stays as it is; the number of regions in the blocked layout; the numbers
-    of regions that are left out, by reason; and why ONNX Runtime's optimized model could not be written, or ""."""
+    """The result of `lay_out`, in this order: the model for the session, or None if the model does not change; the number of
+    regions in the blocked layout; the numbers of other regions, by reason; the reason why ONNX Runtime's optimized model could
+    not be written, or ""."""
 
     model: onnx.ModelProto | None
     in_layout: int

@@ -26,7 +26,7 @@ from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
 from ..version import __version__
 
-# The beginning of names, which tells them from names of other programs, and the number of hexadecimal digits after it.
+# The prefix of names, which distinguishes them from names of other programs, and the number of hexadecimal digits after it.
 PREFIX, _DIGITS = "quark_numba-", 20
 
 # The name of an entry.
@@ -42,8 +42,8 @@ _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
 def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a model with these files, the model's own first, and these facts. The digests of files
-    are kept in the folder, and computed again if the size, the inode or a time of a file has changed."""
+    """Return the name of the entry for a model with these files, the model file first, and these facts. The digests of files
+    are stored in the folder. A file is rehashed when its size, inode or timestamps have changed."""
     with IMPORTS:
         import llvmlite.binding
         import onnxruntime
@@ -66,21 +66,21 @@ def _make_name(text: str) -> str:
 
 
 def _list_added_operators() -> list[tuple[str, int]]:
-    """Return the operators that were added from outside of the package. There are none while the catalog is not loaded."""
+    """Return the operators that were added from outside the package, or none if the catalog is not loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the files of a model that are recorded with its digest, the model's own file first. Return None if there is no
-    digest, or if the model's own file has changed since."""
+    """Return the files of a model that are recorded with its digest, the model file first. Return None if no digest is
+    recorded, or if the model file has changed since."""
     model = os.path.abspath(path)
     known = _read_record(folder / (_make_name(model) + _DIGESTS))
     return [model, *known["files"]] if known.get("state") == state_of(model) else None
 
 
 def _find_digest(folder: Path, path: str, others: list[str]) -> str:
-    """Return the digest of a file. `others` are the files with the model's tensors; they are recorded with the digest."""
+    """Return the digest of a file. The names `others` of the files with the model's tensors are recorded with the digest."""
     record = folder / (_make_name(path) + _DIGESTS)
     known = _read_record(record)
     if known.get("state") == state_of(path) and known.get("files") == others:

@@ -21,7 +21,7 @@ from .model_cache import ModelCache
 from .options import NOTHING_REPLACED, options_lock, options_replace_nothing
 from .request import RequestedOperators, SessionRequest
 
-# Modules that a process does not need if it finds its model kept are imported inside of functions.
+# Modules that a process does not need for a cached model are imported inside functions.
 if TYPE_CHECKING:
     import onnx
 
@@ -40,34 +40,40 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Parameters
     ----------
     path_or_bytes : str, path, bytes or onnx.ModelProto
-        The model. A model without a path has to contain all its tensors, unless `sess_options` have their files in memory, or
-        the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
-        they are.
+        The model. A model without a path has to contain all its tensors, or `sess_options` need either the files of the tensors
+        in memory or the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format
+        (.ort) run unchanged.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. All options keep their meaning. In particular, initializers that were
-        added to the options replace those of the model, also in the place of files, and files in memory replace files of
+        The operators are registered with these options. All options keep their meaning. In particular, initializers that
+        were added to the options replace initializers of the model, also those in files. Files in memory replace files of
         tensors.
     qdq : "auto", "float" or "onnxruntime"
-        Who runs ONNX's own QuantizeLinear and DequantizeLinear, also those in com.microsoft. Nodes of other quantizers are run
-        by this package in any case.
+        How ONNX's own QuantizeLinear and DequantizeLinear, also those in com.microsoft, are run. This package always runs the
+        nodes of other quantizers.
 
-        - "float": this package, as they are written. Float operators run between them. Needs ONNX Runtime 1.31 or later, unless
+        - "float": this package runs them, with float operators between them. Needs ONNX Runtime 1.31 or later, unless
           `operators` is or means "standard".
-        - "onnxruntime": ONNX Runtime, which may fuse them with their neighbours into integer operators.
+        - "onnxruntime": ONNX Runtime runs them, and may fuse them with adjacent nodes into integer operators.
         - "auto": on the CPU, as "float", but groups of 8-bit nodes become integer operators of ONNX Runtime if these are
-          estimated to be faster. Then a code may differ by one, if the exact result is almost in the middle between two codes.
+          estimated to be faster. A code may then differ by one if the exact result is almost in the middle between two codes.
           ``session.disable_quant_qdq`` = "1" and optimization levels below ORT_ENABLE_EXTENDED turn these groups off.
 
-        In three cases "auto" means one of the other two. It means "float" if `sess_options` were registered with `qdq` =
-        "float", and where `operators` is or means "cuda". With other execution providers, which may have integer operators of
-        their own, it means "onnxruntime" if ONNX Runtime can run all quantization nodes of the model, else "float". Without the
-        native backend it means "onnxruntime" on the CPU.
+        In these cases "auto" means "float" or "onnxruntime":
+
+        - "float" if `sess_options` were registered with `qdq` = "float", or if `operators` is or means "cuda".
+        - With other execution providers, which may have integer operators: "onnxruntime" if ONNX Runtime can run all
+          quantization nodes of the model, else "float".
+        - "onnxruntime" on the CPU without the native backend.
     operators : "auto", "custom", "cuda" or "standard"
-        In which operators the model is written, as in `optimize`. "auto": "cuda" if the CUDA provider is the only one beside
-        the CPU provider, and the machine has a driver of CUDA 12 or later; "standard" with other providers, as these run ONNX's
-        standard operators alone; else "custom". The OpenVINO provider gets "custom", as it computes standard operators in its
-        own arithmetic. A node that has no kernel there and no standard form stays as it is, and runs on the CPU provider; a
-        warning (`logging`) names such nodes.
+        The operators of the optimized model, as in `optimize`. "auto" means one of these:
+
+        - "cuda" if the CUDA provider is the only one beside the CPU provider, and the machine has a driver of CUDA 12 or later.
+        - "custom" for the OpenVINO provider, because it computes standard operators in its own arithmetic.
+        - "standard" with other providers, because they run only ONNX's standard operators.
+        - "custom" for the CPU provider alone.
+
+        A node without a kernel for the provider and without a standard form runs on the CPU provider. A warning (`logging`)
+        names such nodes.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimizations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimizations.
@@ -75,18 +81,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
     keep_initializers_as_inputs : bool
-        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. If
-        False, they are constants, which is faster if all weights are among them.
+        As in `optimize`. If True, initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. If
+        False, these initializers are constants, which is faster if all weights are graph inputs.
     temporary_folder : path, optional
-        Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
-        Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
-        removed as soon as the session has opened them; their room on the disk is free when the session is gone.
+        The folder for the files of a model with more than 64 MB of tensors. ONNX Runtime memory-maps these files. Default:
+        Python's folder for temporary files, which the environment variable TMPDIR sets. On Windows, the files are removed after
+        the session. On other systems, they are removed as soon as the session has opened them, and their disk space is free
+        when the session is deleted.
     cache : bool or path
-        Whether to keep the optimized model for later sessions, in the user's cache (True) or in a folder. The kept model is as
-        large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions. A
-        damaged kept model is made again. If a model cannot be kept, there is a warning (`logging`), and the session runs
-        without. If the kept models take more than 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB, the
-        models used least recently are removed. ``quark-numba info`` prints the folder and its size.
+        Whether to save the optimized model for later sessions, in the user's cache (True) or in a folder. The saved model is
+        as large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions.
+        A damaged model is built again. If a model cannot be saved, a warning is logged (`logging`), and the session runs all
+        the same. If the saved models take more than 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB,
+        the least recently used models are removed. ``quark-numba info`` prints the folder and its size.
     providers, provider_options, disabled_optimizers, enable_fallback, read_config_from_model
         As in ``onnxruntime.InferenceSession``.
 
@@ -156,7 +163,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Choose other providers, as in ``onnxruntime.InferenceSession``. The model is prepared again for these.
+        """Choose other providers, as in ``onnxruntime.InferenceSession``. The model is prepared again for these providers.
 
         Raises
         ------
@@ -180,8 +187,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     def _start(
         self, request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any
     ) -> Artifact:
-        """Let ONNX Runtime create its session of a model, and return the model. If it was kept and has been removed meanwhile,
-        another one is built."""
+        """Let ONNX Runtime create its session of a model, and return the model. If a cached model has been removed meanwhile,
+        the model is built again."""
         with artifact:
             try:
                 _create(request, artifact, create, provider_options)
@@ -199,8 +206,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
 
 def _open_kept(request: SessionRequest) -> Artifact | None:
-    """Return the kept model of a request, which needs no onnx. Return None if there is none, or if the options may replace
-    initializers."""
+    """Return the cached model of a request without importing onnx. Return None if no model is cached, or if the options may
+    replace initializers."""
     artifact = None
     with errors_ignored():  # if one persists, `_create_artifact` raises it
         cache = ModelCache.choose(request.cache)
@@ -220,8 +227,8 @@ def _create_artifact(request: SessionRequest) -> Artifact:
 
 
 def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., None], provider_options: Any) -> None:
-    """Let ONNX Runtime create its session of a model. If it refuses the model, try another way (`_create_otherwise`). If it
-    refuses that as well, raise its error, or a ModelError that explains the error."""
+    """Let ONNX Runtime create its session of a model. If ONNX Runtime refuses the model, try other settings
+    (`_create_otherwise`). If these fail too, raise ONNX Runtime's error, or a ModelError that explains the error."""
     source = request.model if artifact.source is None else artifact.source
     with _name_folder_of_tensors(artifact.path, request.options) if artifact.path else nullcontext():
         try:
@@ -240,10 +247,10 @@ def _create(request: SessionRequest, artifact: Artifact, create: Callable[..., N
 def _create_otherwise(
     request: SessionRequest, source: Any, create: Callable[..., None], provider_options: Any, error: Exception
 ) -> bool:
-    """After ONNX Runtime refused a session with `error`, let it create the session in another way, and return whether that
-    worked. Without other providers it may accept the model, because for other providers it cuts the model into parts that may
-    need each other. Without its optimizers of quantization nodes it may accept the model, too. Raise its second error if it
-    also refuses the model without other providers."""
+    """Return whether ONNX Runtime can create a session with other settings, after it refused the session with `error`. One such
+    setting is the CPU provider alone: for other providers ONNX Runtime partitions the model, and two partitions may need each
+    other. Another setting turns off ONNX Runtime's optimizers of quantization nodes. Raise ONNX Runtime's second error if it
+    also refuses the model with the CPU provider alone."""
     if _CIRCLE in str(error) and request.providers and request.other_providers:
         _log.warning("this session runs on the CPU provider alone, as ONNX Runtime refused the model with others: %s", error)
         create(source, [CPU], None)
@@ -266,7 +273,7 @@ def _create_otherwise(
 
 
 def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Return whether ONNX Runtime's optimizers of quantization nodes may be why a session of this model was refused."""
+    """Return whether ONNX Runtime's optimizers of quantization nodes may have caused the refusal of this model."""
     is_off = options.graph_optimization_level == _AS_WRITTEN
     if is_off or all(config_entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
@@ -285,8 +292,8 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
 
 @contextmanager
 def _name_folder_of_tensors(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
-    """While ONNX Runtime opens a model that this package wrote, let the entry for the folder of tensors, if it is set, name the
-    folder of that model. Return unused memory to the system before and after."""
+    """A context in which ONNX Runtime opens a model that this package wrote. If the entry for the folder of tensors is set, it
+    names the folder of that model meanwhile. Unused memory is returned to the system before and after."""
     with options_lock if config_entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
         folder = config_entry(options, TENSORS_FOLDER)
         try:

@@ -49,18 +49,18 @@ ENTRIES = (
     "session.x64quantprecision",
 )
 
-# Held while session options of the caller are changed for a moment, as several threads may share them. A forked process gets a
-# free lock.
+# Held while session options of the caller are temporarily changed, because several threads may share the options. A forked
+# process gets a free lock.
 options_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=options_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Replacements(NamedTuple):
-    """What session options put in the place of a model's tensors.
+    """The tensors of a model that session options replace.
 
-    `names` are the tensors that are replaced. `in_files` are those of them that the model has in files; these files are not
-    read and need not exist. `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, even for files
+    `names` are their names. `in_files` are the names of replaced tensors that the model has in files. These files are not read
+    and need not exist. `from_memory` says whether ONNX Runtime looks in memory for every file of tensors, even for files
     of a model that this package writes."""
 
     names: frozenset[str]
@@ -116,7 +116,7 @@ def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes,
 
 
 def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
-    """Return whether ONNX Runtime refuses sessions with only the CPU provider, the one that this package is for."""
+    """Return whether ONNX Runtime refuses sessions with the CPU provider alone, for which this package is made."""
     return bool(config_entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 

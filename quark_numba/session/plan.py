@@ -17,10 +17,12 @@ from .request import SessionRequest
 
 
 class PreparationPlan(NamedTuple):
-    """How to prepare a model. `rewrite` is ``rewrite_model`` with the arguments for this model, or None if there is nothing to
-    rewrite. `uses_blocks` says whether the model's regions are to be in the blocked layout. `compiles_ahead` says whether other
-    processes compile the kernels while the model is rewritten. `in_one_file` says whether the model and its tensors have to be
-    in one file."""
+    """The steps that prepare a model.
+
+    - `rewrite`: ``rewrite_model`` with the arguments for this model, or None if there is nothing to rewrite.
+    - `uses_blocks`: whether the model's regions are to be in the blocked layout.
+    - `compiles_ahead`: whether other processes compile the kernels while the model is rewritten.
+    - `in_one_file`: whether the model and its tensors have to be in one file."""
 
     rewrite: Callable[[model_files.Source], RewrittenModel] | None
     uses_blocks: bool
@@ -29,7 +31,7 @@ class PreparationPlan(NamedTuple):
 
 
 def make_plan(request: SessionRequest, source: model_files.Source) -> PreparationPlan:
-    """Return what a model needs for the sessions of a request."""
+    """Return the steps that prepare a model for the sessions of a request."""
     replaced, is_native, written = request.replacements, request.is_native, request.written_operators
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
     levels = onnxruntime.GraphOptimizationLevel
@@ -56,8 +58,8 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
 
 
 def has_nodes_to_rewrite(model: onnx.ModelProto) -> bool:
-    """Return whether `optimize` may rewrite a node: the model has one that a pass begins with, or a function or subgraph, which
-    may contain one. A model without a graph is left to `optimize`, too, which refuses it."""
+    """Return whether `optimize` may rewrite a node. Then the model has a node that a pass begins with, or a function or
+    subgraph that may contain such a node. Return True also for a model without a graph, because `optimize` refuses it."""
     if model.functions or not model.HasField("graph"):
         return True
     return any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

@@ -1,4 +1,4 @@
-"""What a caller asks of a session. This module imports neither onnx nor Numba."""
+"""The arguments of a session. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..ort.providers import available, beside_cpu, operators_for
 from .cache_keys import check_cache
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
 
-# In which operators the model of a session is written, as in `optimize`. `operators_for` explains "auto".
+# The operators of a session's model, as in `optimize`. `operators_for` explains "auto".
 RequestedOperators = Literal["auto", "custom", "cuda", "standard"]
 CHOICES: tuple[RequestedOperators, ...] = get_args(RequestedOperators)
 
@@ -26,9 +26,9 @@ _ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_mo
 class SessionRequest(NamedTuple):
     """The arguments of an ``InferenceSession``, which explains them.
 
-    `ort_arguments` are the arguments that ONNX Runtime takes only by name. Two fields are set later: `replaced` is what the
-    options put in the place of tensors of the model, None until then; `is_native` is whether the operators are registered
-    natively."""
+    `ort_arguments` are the arguments that ONNX Runtime takes only by name. Two fields are set later. `replaced`
+    names the tensors of the model that the options replace, and is None until then. `is_native` says whether the operators are
+    registered natively."""
 
     model: Any
     options: onnxruntime.SessionOptions
@@ -68,13 +68,13 @@ class SessionRequest(NamedTuple):
 
     @property
     def replacements(self) -> Replacements:
-        """What the options put in the place of tensors, as far as it is known."""
+        """The tensors that the options replace, as far as they are known."""
         return self.replaced or NOTHING_REPLACED
 
     @property
     def other_providers(self) -> list[str]:
         """The names of the execution providers other than the CPU provider. If the options choose providers, ONNX Runtime does
-        not say which ones: any provider of this build is possible, or one of another library."""
+        not tell which providers. Then all providers of this build are listed, and one that stands for other libraries."""
         names = (provider if isinstance(provider, str) else provider[0] for provider in self.providers or [])
         chosen = ["one that the options choose", *beside_cpu(available())] if options_choose_providers(self.options) else []
         return [*beside_cpu(names), *chosen]
@@ -96,7 +96,7 @@ class SessionRequest(NamedTuple):
         return self._replace(is_native=register(self.options, qdq=qdq) == "native")
 
     def facts(self) -> dict[str, Any]:
-        """Return what the model that a session gets depends on, besides its files, for JSON."""
+        """Return everything besides the original files that a session's model depends on, in JSON types."""
         names = ("qdq", "blocked_layout", "keep_quantized_weights", "keep_initializers_as_inputs", "is_native")
         arguments = {name: getattr(self, name) for name in names} | dict(self.ort_arguments)
         replaced = self.replacements
