@@ -26,7 +26,7 @@ _LARGE = 1 << 24
 
 
 class Bounds:
-    """The bounds of the values of a graph; math.inf: unknown."""
+    """The bounds of the values of a graph. An unknown bound is math.inf."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -40,7 +40,7 @@ class Bounds:
         return self._known[value] if value in self._known else self.reduce_constant(value, _largest)
 
     def copy(self, old: ir.Value, new: ir.Value) -> None:
-        """Copy the bound of a value to the one that replaces it."""
+        """Copy the bound of a value to the value that replaces it."""
         self._known[new] = self.find(old)
 
     def add(self, node: ir.Node) -> None:
@@ -133,7 +133,7 @@ def _sum_of_filters(array: NDArray[Any]) -> float:
 
 
 def _pool(bounds: Bounds, node: ir.Node, x: float, *others: float) -> float:
-    """Return the bound of a pool. With ceil_mode a window may hold nothing but padding."""
+    """Return the bound of a pool. With ceil_mode, a window may contain only padding."""
     return math.inf if node.attributes.get_int("ceil_mode", 0) else _rounded(x)
 
 

@@ -1,4 +1,4 @@
-"""Inline local functions that contain nodes which passes rewrite.
+"""Inline local functions with nodes that passes rewrite.
 
 ONNX Runtime infers no types in a function with operators that are not its own. The passes treat inlined nodes like
 all others."""
@@ -106,7 +106,7 @@ def _begins(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:
-    """Return these names, the `others` of each of them, the others of those, and so on."""
+    """Return these names and all names that are reached from them through `others`."""
     reached, waiting = set[_Name](), [*names]
     while waiting:
         name = waiting.pop()
@@ -169,5 +169,5 @@ def _begins_any(text: str, texts: Sequence[str]) -> bool:
 
 
 def _ends(name: str | None) -> Iterator[str]:
-    """Yield what a name has from each of its slashes on."""
+    """Yield the end of a name from each of its slashes on."""
     return ((name or "")[i:] for i, character in enumerate(name or "") if character == "/")

@@ -16,7 +16,7 @@ from ..declaration.reasons import stays_if
 from ..models.tensors import in_memory
 from .nodes import Inferred, Node, Nodes, full_name
 
-# Where integer operators have to be exact: on this processor, on all of them, or they are not used.
+# Where integer operators have to be exact: on this processor, or on all processors. "nowhere": they are not used.
 Integers = Literal["here", "anywhere", "nowhere"]
 
 _CONSTANT = ("", "Constant", "")
@@ -127,7 +127,7 @@ class Graph(Nodes):
         return new
 
     def replace_uses(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everything that uses a value use another one, outputs of graphs included."""
+        """Replace a value by another value in all nodes that use it, and in the outputs of graphs."""
         if old.is_graph_output():
             graph = old.graph
             assert isinstance(graph, ir.Graph)
@@ -141,8 +141,8 @@ class Graph(Nodes):
         old.replace_all_uses_with(new)
 
     def remove(self, node: Node | ir.Node, what: str | None) -> None:
-        """Remove a node that nothing uses, and the constants and the package's nodes that only this node used. Its graph still
-        lists it until `sweep`, but without inputs. `what` is the change to count, or None for a node that the model never
+        """Remove an unused node, and the constants and the package's nodes that only this node used. Its graph still lists the
+        node until `sweep`, but without inputs. `what` is the change to count, or None for a node that the model never
         had."""
         node = node.ir_node if isinstance(node, Node) else node
         if what is not None and node.op_identifier() != _CONSTANT:

@@ -1,4 +1,4 @@
-"""The codes around an operator that may run on integers: what its inputs dequantize, and what its output is quantized to."""
+"""The codes around an operator that may run on integers: the codes of its inputs, and the codes of its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze"
 
 @dataclass(frozen=True)
 class Codes:
-    """The codes that a node quantizes to or dequantizes. All scales are constants, and there is one zero point."""
+    """The codes that a node returns or dequantizes. All scales are constants, and there is one zero point."""
 
     meaning: Affine[GraphOperand]
     element_type: ElementType
@@ -62,8 +62,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What an operator's output is quantized to: `clips` are nodes that only clip it, `quantize` is the node after them, and
-    `bounds` are the codes to which the clips clip, or None if all codes occur."""
+    """The quantization of an operator's output. `clips` are nodes that only clip the output, and `quantize` is the node after
+    them. `bounds` are the codes to which the clips clip, or None if all codes occur."""
 
     clips: tuple[ir.Node, ...]
     quantize: Node
@@ -72,8 +72,8 @@ class Target:
 
 
 def source_of(graph: Graph, value: ir.Value | None) -> Source:
-    """Return the Source of a value. Raise NotRewrittenError if the value is not dequantized, or if too little is known of
-    it."""
+    """Return the Source of a value. Raise NotRewrittenError if the value is not dequantized, or if too little is
+    known about the value."""
     moves: list[ir.Node] = []
     producer = None if value is None else value.producer()
     while producer is not None and producer.op_identifier() in MOVES and producer.inputs[0] is not None:
@@ -113,7 +113,7 @@ def known_codes(meaning: Affine[GraphOperand]) -> Codes:
 
 def _quantized(graph: Graph, producer: ir.Node | None, otherwise: str) -> tuple[Node, Codes]:
     """Return a quantize node and its codes. Raise NotRewrittenError unless it quantizes float32 to 8 bits with one scale; if it
-    is no quantize node, `otherwise` is the reason. Only dequantize nodes may use int8 codes."""
+    is not a quantize node, `otherwise` is the reason. Only dequantize nodes may use int8 codes."""
     node, meaning = require(graph.rewritable(producer, Quantize), otherwise)
     codes = known_codes(meaning)
     stays_if(not node.is_standard, "it is quantized by an operator other than QuantizeLinear")
@@ -130,7 +130,7 @@ def _quantized(graph: Graph, producer: ir.Node | None, otherwise: str) -> tuple[
 
 
 def target_of(graph: Graph, node: ir.Node) -> Target:
-    """Return what the output of a node is quantized to. Raise NotRewrittenError if the output has other users."""
+    """Return the Target of a node. Raise NotRewrittenError if the output has other users."""
     clips: list[ir.Node] = []
     low, high = -math.inf, math.inf
     value = node.outputs[0]
@@ -153,7 +153,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
 
 
 def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a node that clips, or None if it does something else."""
+    """Return the bounds of a node that clips, or None if the node does not clip."""
     if node.op_identifier() == ("", "Relu", ""):
         return 0.0, math.inf
     if node.op_identifier() != ("", "Clip", ""):

@@ -1,5 +1,5 @@
-"""What is known of the values of a model, and of its nodes of the package's operators: what the nodes mean, and why some stay
-as they are."""
+"""The known facts about the values of a model, and about its nodes of the package's operators: their meanings, and the reasons
+why some are not rewritten."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..models import protos, tensors
 from . import stand_ins
 from .onnx_runtime import has_operator
 
-# The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
+# The largest array, in bytes, that is cached as a copy of an initializer: scales and zero points are read often.
 _MAX_KEPT = 1 << 16
 
 Shape = Sequence[int | str | None]
@@ -52,11 +52,11 @@ class Values:
         self._inferred: dict[ir.Value, Inferred] | None = None
         self._names: set[str | None] | None = None
 
-    # These functions take None for an input that a node omits, of which nothing is known.
+    # These functions accept None for an omitted input, about which nothing is known.
 
     def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
-        """Return the tensor of a constant, which may be read or computed only when it is used, or None if the value is not a
-        constant. An initializer that will be replaced has no value yet."""
+        """Return the tensor of a constant, or None if the value is not a constant. The tensor may be read or computed only when
+        it is used. An initializer that will be replaced is not a constant."""
         if value is None:
             return None
         if value in self._computed:
@@ -67,8 +67,8 @@ class Values:
         return None
 
     def is_default(self, value: ir.Value) -> bool:
-        """Return whether a value is an initializer that is also a graph input. From IR version 4 on, sessions may be fed with
-        it."""
+        """Return whether a value is an initializer that is also a graph input. From IR version 4 on, sessions may feed such a
+        value."""
         return value.is_graph_input() and value.is_initializer() and self.model.ir_version >= 4
 
     def array(self, value: ir.Value | None) -> NDArray[Any] | None:
@@ -85,7 +85,7 @@ class Values:
         return array
 
     def remember(self, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-        """Record the tensor that a value was found to be, although its node still exists."""
+        """Record the tensor of a value whose node still exists."""
         self._computed[value] = tensor
 
     def type(self, value: ir.Value | None) -> ElementType | None:
@@ -107,7 +107,7 @@ class Values:
         return [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims]
 
     def _infer(self, value: ir.Value) -> Inferred:
-        """Return what onnx infers for a value; nothing if onnx fails."""
+        """Return the type and shape that onnx infers for a value. Both are unknown if onnx fails."""
         if self._inferred is None:
             self._inferred = {}
             with errors_ignored():  # a model that is not valid may raise anything
@@ -116,7 +116,7 @@ class Values:
         return self._inferred.get(value, Inferred())
 
     def _record_inferred(self, graph: ir.Graph, inferred: onnx.GraphProto, record: dict[ir.Value, Inferred]) -> None:
-        """Record what onnx inferred for the values of a graph and its subgraphs."""
+        """Record the types and shapes that onnx inferred for the values of a graph and its subgraphs."""
         values = {value.name: value for value in (*(y for node in graph for y in node.outputs), *graph.inputs)}
         for info in (*inferred.value_info, *inferred.input, *inferred.output):
             tensor_type = info.type.tensor_type
@@ -138,7 +138,7 @@ class Values:
             self._inferred[new] = self._inferred[old]
 
     def forget_inferred(self) -> None:
-        """Let types and shapes be inferred again, after nodes of other operators were written."""
+        """Forget the inferred types and shapes, after nodes of other operators were written. They are inferred again on use."""
         self._inferred = None
 
     def unused_name(self, name: str) -> str:
@@ -220,7 +220,7 @@ def have_same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
 class Nodes(Values):
     """The nodes of the package's operators, those of subgraphs included.
 
-    `reasons` says why a node stays as it is, and `left` counts such nodes by operator and reason."""
+    `reasons` has the reason why a node is not rewritten, and `left` counts such nodes by operator and reason."""
 
     def __init__(self, model: ir.Model, replaced: frozenset[str]) -> None:
         super().__init__(model, replaced)
@@ -267,11 +267,11 @@ class Nodes(Values):
         except ValueError as error:
             node.is_valid, self.reasons[node] = False, Invalid(f"not valid: {error}")
 
-    # The nodes, and why they stay as they are.
+    # The nodes, and the reasons why some are not rewritten.
 
     def each(self, step: Callable[[Node, Any], None], kind: type = object) -> None:
-        """Call ``step(node, meaning)`` for each node that still exists, has no reason to stay as it is, and has a meaning of
-        this kind. If `step` raises `NotRewrittenError`, its message is the reason."""
+        """Call ``step(node, meaning)`` for each node that still exists, has no recorded reason, and has a meaning of this kind.
+        If `step` raises `NotRewrittenError`, the message is recorded as the node's reason."""
         for node in self.nodes():
             if node.ir_node.graph and node not in self.reasons and isinstance(meaning := self.meaning(node), kind):
                 try:
@@ -284,7 +284,7 @@ class Nodes(Values):
         return [node for node in self._nodes.values() if node.ir_node.graph]
 
     def is_valid(self, node: Node) -> bool:
-        """Return whether nothing is known to be wrong with a node."""
+        """Return whether no fault of a node is known."""
         return node.is_valid and not isinstance(self.reasons.get(node), Invalid)
 
     def node(self, node: ir.Node | None) -> Node | None:
@@ -297,10 +297,10 @@ class Nodes(Values):
 
     @property
     def left(self) -> Counter[tuple[str, str]]:
-        """The number of nodes of each operator that stay as they are, by the reason."""
+        """The numbers of nodes that are not rewritten, by operator and reason."""
         return self._others + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
 
-    # What nodes mean.
+    # The meanings of nodes.
 
     def constant_inputs(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, with None for an omitted one. Return None if any input is not a constant, or
@@ -320,7 +320,8 @@ class Nodes(Values):
         return node.operator.meaning(operands, node.attributes)
 
     def rewritable(self, node: ir.Node | None, kind: type[M]) -> tuple[Node, M] | None:
-        """Return the record of a node and its meaning. Return None if it has no meaning of this kind, or stays as it is."""
+        """Return the record and the meaning of a node. Return None if it has no meaning of this kind, or must not be
+        rewritten."""
         record = self.node(node)
         meaning = self.meaning(record)
         return (record, meaning) if record and record not in self.reasons and isinstance(meaning, kind) else None
@@ -332,9 +333,9 @@ class Nodes(Values):
         return meaning
 
     def followers(self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes") -> list[Node]:
-        """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
-        value as their input `index`. `what` is what messages call the value. Raise NotRewrittenError if the codes have another
-        user or no user, or if one of the dequantize nodes stays as it is."""
+        """Return the dequantize nodes that use a quantize node's codes, in the order of the model. With another value,
+        return the dequantize nodes with this value as their input `index`. Messages call the value `what`. Raise
+        NotRewrittenError if the codes have another user or no user, or if one of the dequantize nodes stays as it is."""
         value = value or node.y
         stays_if(value.is_graph_output(), f"{what} are an output of its graph")
         stays_if(not value.uses(), f"nothing uses {what}")

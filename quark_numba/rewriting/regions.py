@@ -1,4 +1,5 @@
-"""Merge connected elementwise nodes: a quantize-dequantize node and the additions, activations and the like beside it."""
+"""Merge connected elementwise nodes, such as a quantize-dequantize node with adjacent additions and activations, into
+regions."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def rewrite(graph: Graph) -> None:
 
 class _Steps:
     """The steps for nodes of a graph. `fused` are the values that ONNX Runtime computes in its own operators, with the reason.
-    The nodes come in the order of the graph: a step for one may show that the next ones are float32."""
+    Nodes have to be passed in the order of the graph: a step may show that later nodes are float32."""
 
     def __init__(self, graph: Graph, fused: dict[str, str]) -> None:
         self.graph, self.fused = graph, fused
@@ -158,7 +159,7 @@ class _InputKey(NamedTuple):
     content: ir.Value | tuple[tuple[int, ...], bytes]
 
 
-# What a step takes: an input of the region, the result of another step, or nothing.
+# An operand of a step: an input of the region, the result of another step, or nothing.
 _StepInput = _InputKey | ir.Value | None
 
 
@@ -243,7 +244,7 @@ class _Merger:
         return tensor is not None and tensor.size == 1 and self.graph.array(value) is not None
 
     def _fits_gpu(self, last: ir.Node) -> bool:
-        """Return whether the loops of a GPU's kernel are known to be enough for the output of a node."""
+        """Return whether a GPU kernel is known to have enough loops for the output of a node."""
         shape = self.graph.shape(last.outputs[0])
         return shape is not None and len(shape) <= GPU_LOOPS
 
@@ -276,7 +277,7 @@ class _Merger:
                 self.graph.remove(node, MERGED)
 
     def _operand(self, node: ir.Node, index: int, nodes: set[ir.Node]) -> _StepInput:
-        """Return what the step of a node takes for an input of the node, in a region of these nodes."""
+        """Return the operand of a step for an input of its node, in a region of these nodes."""
         value = node.inputs[index]
         if value is None or value.producer() in nodes:
             return value

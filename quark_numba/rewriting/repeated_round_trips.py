@@ -67,8 +67,9 @@ def _is_idempotent(round_trip: _RoundTrip) -> bool:
 
 
 def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[ir.Value, _RoundTrip]) -> bool:
-    """Return whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each
-    with such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
+    """Return whether all elements of x are results of equal round trips. `rounded` maps the values for which that is known to
+    such a round trip. This function adds the values that it finds, so that long chains are not walked from each of their
+    nodes."""
     waiting, seen = [x], {x}
     while waiting:
         value = waiting.pop()

@@ -1,5 +1,5 @@
-"""Stand-ins: ONNX operators in the place of the operators of this package, so that onnx and ONNX Runtime can be asked about the
-rest of a model."""
+"""Stand-ins: ONNX operators that replace this package's operators, so that onnx and ONNX Runtime can analyse the rest of a
+model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NEW = "::quark_numba"
 
 
 class StandIns:
-    """ONNX operators in the place of the operators of this package, ONNX's own quantization operators among them. Outputs keep
+    """ONNX operators that replace this package's operators and ONNX's own quantization operators. Outputs keep
     their names and element types, but not their values. A node is left out if it is not valid, or if the element type of its
     output is unknown. `shapes` are the names of graph inputs that the stand-ins take, and that the caller has to add to the
     model.
 
-    From these stand-ins onnx infers the shapes of outputs. They need not run."""
+    onnx infers the shapes of outputs from these stand-ins. They need not run."""
 
     def __init__(self) -> None:
         self.shapes: list[str] = []
@@ -116,8 +116,8 @@ class StandIns:
 
 
 def _infer(operator: Operator, node: onnx.NodeProto, types: Mapping[str, int]) -> tuple[list[ElementType | None], Like | None]:
-    """Return the element types of a node's outputs, and what the operator's `like` returns. There are no types if the node is
-    not valid."""
+    """Return the element types of a node's outputs, and the result of the operator's `like`. There are no types if the node is
+    invalid."""
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
     try:
         attributes = operator.values(protos.attributes_of(node))

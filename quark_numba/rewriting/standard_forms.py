@@ -39,8 +39,8 @@ _MAX_READ = 1 << 10
 
 
 def rewrite(graph: Graph) -> None:
-    """Write the standard forms of all nodes of the package's operators, ONNX's own among them, unless ONNX Runtime or a GPU is
-    to run them as they are."""
+    """Write the standard forms of all nodes of the package's operators, including ONNX's own. Nodes that ONNX Runtime or a GPU
+    is to run are not changed."""
     graph.forget_inferred()
     bounds = Bounds(graph)
     nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
@@ -67,7 +67,7 @@ def _try_to_write(graph: Graph, node: Node, bounds: Bounds) -> bool:
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
-    """Write the standard form of a node in its place. Raise NotRewrittenError if it has no standard form."""
+    """Replace a node by its standard form. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.ir_node.inputs]
     builder = _NodeWriter(graph, node, bounds)
     form: Callable[..., Sequence[GraphOperand]] = require(node.operator.standard_form, "it has no standard form")
@@ -97,7 +97,7 @@ _MAX_NODES = 16
 
 def _is_beside_product(node: ir.Node) -> bool:
     """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be dropped.
-    If there are too many nodes to look at, the answer is yes."""
+    Return True if there are too many nodes to look at."""
     waiting = [(other, neighbours) for neighbours in (ir.Node.successors, _producers) for other in neighbours(node)]
     for _ in range(_MAX_NODES):
         if not waiting:
@@ -125,7 +125,7 @@ class _Input(GraphOperand):
 
 
 class _NodeWriter(Builder[GraphOperand]):
-    """Writes nodes in front of a node of a graph."""
+    """A writer of nodes in front of a node of a graph."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
         super().__init__(graph.model.opset_imports.get("", 1), is_for_webgpu=graph.operators == "webgpu")
@@ -173,7 +173,7 @@ class _NodeWriter(Builder[GraphOperand]):
         return not math.isfinite(self._bounds.find(x.value))
 
     def tensor(self, operand: GraphOperand) -> Tensor:
-        """Return what is known of an operand."""
+        """Return the known element type and shape of an operand."""
         return Tensor(operand.element_type, self.shape(operand))
 
     def _value(self, operand: Any) -> ir.Value:
@@ -183,7 +183,7 @@ class _NodeWriter(Builder[GraphOperand]):
         return self._graph.shared_array(array, "constant", self._node.ir_node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
-        """Let the output of a node have the type and the shape that onnx infers. Raise NotRewrittenError if the operator does
+        """Set the type and the shape of a node's output to those that onnx infers. Raise NotRewrittenError if the operator does
         not take these types in this opset."""
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}

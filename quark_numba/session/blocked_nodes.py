@@ -1,7 +1,7 @@
 """Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
 
-Each function appends the counterpart of a node. Or it raises `NotRewrittenError`, and then it has appended nothing that other
-nodes could see."""
+Each function appends the counterpart of a node, or raises `NotRewrittenError` without appending anything that other nodes could
+use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
-    """Set these attributes of a node; its others stay."""
+    """Set these attributes of a node, and leave its other attributes unchanged."""
     for attribute in [each for each in node.attribute if each.name in attributes]:
         node.attribute.remove(attribute)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
@@ -157,8 +157,8 @@ def _check_program(program: Program) -> None:
 
 
 def _common_channels(tensors: BlockedTensors, operands: Sequence[str]) -> int:
-    """Return the number of channels of a region's inputs, apart from those with one channel. Raise NotRewrittenError if it
-    differs between inputs or is not known, if none of these inputs is in blocks, or if ONNX Runtime cannot reorder one."""
+    """Return the common number of channels of a region's inputs with more than one channel. Raise NotRewrittenError if the
+    inputs differ in this number or it is not known, if no such input is in blocks, or if ONNX Runtime cannot reorder one."""
     several = {name: channels for name in operands if (channels := tensors.channels(name)) != 1}
     if several.keys().isdisjoint(tensors.tensors):
         raise NotInBlocksError
@@ -170,7 +170,7 @@ def _common_channels(tensors: BlockedTensors, operands: Sequence[str]) -> int:
 
 
 def _operand_in_blocks(tensors: BlockedTensors, name: str, channels: int) -> str:
-    """Return the name of a region's input in blocks. An input with one channel broadcasts, and stays in ONNX's layout."""
+    """Return the name of a region's input in blocks. An input with one channel broadcasts, and remains in ONNX's layout."""
     if name in tensors.constants:
         return tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.lanes))
     if tensors.channels(name) == 1:

@@ -25,8 +25,8 @@ NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiple
 
 
 class NotInBlocksError(NotRewrittenError):
-    """No input of a node is in blocks. Also nodes that need all inputs in blocks give this reason. Users see it only for
-    regions, which need one input in blocks."""
+    """The error if no input of a node is in blocks. Nodes that need all inputs in blocks raise it too. Users see this reason
+    only for regions, which need one input in blocks."""
 
     def __init__(self) -> None:
         super().__init__("no input is in blocks")
@@ -139,7 +139,7 @@ class BlockedTensors:
         self.nodes.append(node)
 
     def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Append the node that does the same on blocks, and return it."""
+        """Return a new node that computes the same on blocks. It is appended to the nodes."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         name = self._name()
@@ -149,7 +149,7 @@ class BlockedTensors:
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
-        """Return the name of a constant that `make` has arranged in another way. This is done once for each `use`."""
+        """Return the name of a constant as `make` rearranges it. `make` is called once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))

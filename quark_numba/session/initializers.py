@@ -2,20 +2,20 @@
 
 A user can give a session other weights than those of the model: by ``SessionOptions.add_initializer`` for a tensor of the
 model, by ``add_external_initializers`` for a tensor in a file, and by ``add_external_initializers_from_files_in_memory`` for
-whole files. Such a tensor is not a constant, so `optimize` must not fold it. But the options do not say what was given to them.
+whole files. Such a tensor is not a constant, so `optimize` must not fold it. But the options do not list the replaced tensors.
 
 So `find_replacements` asks ONNX Runtime, with probes. A probe is a small model without nodes. It has initializers with names
 and types of the model's constants, and outputs them. ONNX Runtime makes a session of the probe with the user's options, and
-replaces the initializers as it would replace the model's. Its error, or the outputs of the session, show what it did:
+replaces the initializers as it would replace the model's. Its error, or the outputs of the session, show which it replaced:
 
 1. Which tensors in files does ``add_external_initializers`` replace (`_find_in_place_of_files`)? In the probe, tensors are in
    a file that does not exist. ONNX Runtime reads the file of a tensor that is not replaced, and fails. It also fails if a
    tensor that was added is missing in the probe, and names the tensor. So the probe starts without tensors, and gets those that
    errors name, one by one, until there is no error. (After the first error, a probe with all of them is tried.)
 2. Are there files in memory (``options.has_files_in_memory``)? The probe has the tensors of step 1, and one more in a file that
-   does not exist. If the error differs from that with new options, ONNX Runtime looked for the file in memory.
+   does not exist. If the error differs from the error with new options, ONNX Runtime looked for the file in memory.
 3. Only if so: are the files of all other tensors in memory (`_find_from_memory`)? The probe has the tensors of step 1, and the
-   others with the names of their own files. Those are empty, as nothing has to be read. No error: all are replaced.
+   others with the names of their own files. The others are empty, because nothing has to be read. No error: all are replaced.
 4. Which of the remaining initializers does ``add_initializer`` replace (`_find_replaced`)? In the probe they are empty. An
    output that is not empty was replaced.
 """
@@ -88,8 +88,8 @@ def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.Session
 
 
 def _find_missing(error: Exception, names: Iterable[str]) -> str | None:
-    """Return the initializer that ONNX Runtime misses in a probe, or None if the error is another one. The message ends with
-    the initializer's name and a period. Names may have spaces, so the longest one that fits is meant."""
+    """Return the initializer that ONNX Runtime misses in a probe, or None if the error has another cause. The message ends with
+    the initializer's name and a period. Names may have spaces, so the longest match is the name."""
     return max((name for name in names if str(error).endswith(f" {name}.")), key=len, default=None)
 
 
@@ -135,8 +135,8 @@ def _find_replaced(
 
 
 def make_probe(model: onnx.ModelProto) -> bytes:
-    """Return the probe that tells whether options replace any initializer of a model: a replaced one is not empty in the
-    output."""
+    """Return the probe that tells whether options replace any initializer of a model. The output of a replaced initializer is
+    not empty."""
     return _write_probe(_make_empty(model))
 
 
