@@ -38,7 +38,7 @@ class NotAvailableError(RuntimeError):
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package that only parts of this one need is not installed; the message says what to install."""
+    """An optional package is not installed. The message says which package to install."""
 
 
 class EnvironmentVariableError(ValueError):
@@ -64,7 +64,7 @@ def reason_of(error: Exception) -> str:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """Return a number and what it counts, for a message: "1 batch", "2 batches"."""
+    """Return a number with a noun in the singular or plural, for a message: "1 batch", "2 batches"."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
@@ -105,9 +105,10 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
     """In the context, turn an exception (from a user's function, a library or an invalid model) into one of `kind`. Its message
-    begins with `name` and, if `with_type` is True, with the type of the exception. Exceptions that are of that kind already,
-    those of signal handlers, and those for a wrong environment variable, a missing package or lack of memory are raised
-    unchanged."""
+    begins with `name` and, if `with_type` is True, the type of the exception. These exceptions are raised unchanged:
+
+    - exceptions of `kind`, and exceptions of signal handlers;
+    - the exceptions for a wrong environment variable, a missing package or lack of memory."""
     try:
         yield
     except (kind, MissingPackageError, EnvironmentVariableError, MemoryError):

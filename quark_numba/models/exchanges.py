@@ -1,12 +1,13 @@
-"""Exchanges of several files for new ones: all of them, or none.
+"""Atomic exchanges: either all files of a group are replaced by new files, or none.
 
 1. The caller writes the new files in the folder ``files`` of a temporary folder (``temporary``).
-2. `exchanging` locks the place of the old files: other processes wait with exchanges there. It writes ``exchange.json``, which
-   says what the new files are, and moves the old files to the folder ``aside``, the last one first.
-3. The caller moves the new files to the place, the last one last. This finishes the exchange.
+2. `exchanging` locks the target folder, which has the old files: other processes wait with exchanges in this folder. It writes
+   ``exchange.json``, which identifies the new files, and moves the old files to the folder ``aside``, the last file first.
+3. The caller moves the new files to the target folder, the last file last. This finishes the exchange.
 
-The last file is a model, and the others hold its tensors: a model is never beside the tensors of the other one. If the process
-ends before step 3 is done, the next one that uses the place moves the old files back (`put_back`)."""
+The last file is a model, and the other files hold its tensors. So a model is never in the same folder as the tensors of the
+other model. If the process ends before step 3 is done, the next process that uses the target folder moves the old files back
+(`put_back`)."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ FILES, ASIDE, EXCHANGE = "files", "aside", "exchange.json"
 @contextmanager
 def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
     """Move files of `place` aside, the last one first, while their new content is moved there from `folder`, which
-    `temporary_folder` yielded. If the last file does not get there, or this process is killed, the old files come back: now, or
-    else when files of the place are used next."""
+    `temporary_folder` yielded. If the last file is not moved to `place`, the old files are moved back. If this process is
+    killed, the next use of files in `place` moves them back."""
     root = os.path.dirname(folder)
     new = {file: _identity(os.path.join(folder, file)) for file in files}
     os.mkdir(os.path.join(root, ASIDE))
@@ -48,8 +49,9 @@ def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
 
 def _unfinished(root: str | os.PathLike[str]) -> tuple[list[str], dict[str, list[int]]]:
     """Return (names, new) for an exchange that was interrupted: the names of the old files that were moved aside, in the order
-    in which they go back, and the identities of the new files by name. Return no names if the exchange is finished, as the last
-    new file has left the temporary folder. Raise OSError if something is aside without a record of the exchange."""
+    in which they go back, and the identities of the new files by name. Return no names if the exchange is finished, that is, if
+    the last new file has left the temporary folder. Raise OSError if files were moved aside without a record of the
+    exchange."""
     aside, record = os.path.join(root, ASIDE), os.path.join(root, EXCHANGE)
     if os.path.islink(aside):
         raise FileExistsError(aside)
@@ -74,16 +76,16 @@ def may_be_unfinished(root: str | os.PathLike[str]) -> bool:
 
 
 def put_back(root: str | os.PathLike[str]) -> None:
-    """Move the old files back to the place that the temporary folder is in, if their exchange is not finished. Raise OSError if
-    that is not possible."""
+    """Move the old files back to the parent of the temporary folder, if their exchange is not finished. Raise OSError if the
+    files cannot be moved."""
     place = os.path.dirname(os.path.abspath(root))
     with _exchanges_wait(place):
         _put_back(place, root)
 
 
 def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
-    """Move files back to their place if their exchange is not finished. Raise FileExistsError if this would replace a file that
-    is not of the exchange."""
+    """Move files back to their place if their exchange is not finished. Raise FileExistsError if this would replace a file
+    that is not part of the exchange."""
     files, new = _unfinished(root)
     for file in files:
         path = os.path.join(place, file)
@@ -101,8 +103,8 @@ def _identity(path: str) -> list[int]:
 
 @contextmanager
 def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Let other processes and threads exchange no files of a folder meanwhile, where the system can lock folders. Raise
-    TimeoutError if another one does so for ten seconds."""
+    """A context in which other processes and threads cannot exchange files of a folder, if the system can lock folders. Raise
+    TimeoutError if another exchange takes ten seconds."""
     if os.name != "posix":
         yield
         return

@@ -1,4 +1,4 @@
-"""Models in files: reading them, writing them, and giving them to sessions."""
+"""Read models from files, write them, and pass them to sessions."""
 
 from __future__ import annotations
 
@@ -155,17 +155,17 @@ class Source:
 
     @property
     def is_large(self) -> bool:
-        """Return whether its tensors are more than a model in memory may have."""
+        """Whether the tensors of the model are larger than those of a model in memory may be."""
         return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
-        """Return whether it is large, and tensors of it are in files."""
+        """Whether the model is large and has tensors in files."""
         return bool(self._states) and self.is_large
 
     def lazy(self, name: str = "not a valid model") -> ir.Model:
-        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError, whose message begins
-        with `name`, if onnx-ir cannot read the model, because it defines a tensor twice, for instance."""
+        """Return the model as an onnx-ir model. Large initializers remain in their files. Raise ModelError, whose message
+        begins with `name`, if onnx-ir cannot read the model, for instance because it defines a tensor twice."""
         with _errors_of_onnx_ir(name):
             model = ir.from_proto(self.proto)
         for tensor in _in_files(model):
@@ -211,8 +211,8 @@ def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 @contextmanager
 def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
     """Yield the model as onnxruntime.InferenceSession takes it: its bytes, or a path that exists within the context, in a
-    temporary folder in `folder`. A ModelProto gets a path if it is too large for one file, a model of onnx-ir if its tensors
-    take more than 64 MB; then it loses them."""
+    temporary folder in `folder`. A ModelProto is written to files if it is too large for one file. A model of onnx-ir is
+    written to files if its tensors take more than 64 MB, and then loses its tensors."""
     if _size(model) <= (MAX_IN_MEMORY if isinstance(model, ir.Model) else _MAX_BYTES):
         content = as_proto(model).SerializeToString()
         del model  # it need not stay in memory while the session is made from the bytes
@@ -261,7 +261,7 @@ def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, che
 
 
 def without_elements(model: ir.Model) -> onnx.ModelProto:
-    """Return the model with the types and shapes alone of initializers that are computed when they are read."""
+    """Return the model with only the types and shapes of initializers that are computed when they are read."""
     computed = {
         value: value.const_value
         for value in model.graph.initializers.values()
@@ -278,13 +278,13 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
 
 
 def is_large(model: ir.Model) -> bool:
-    """Return whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
+    """Return whether the tensors take more than 64 MB, so that sessions memory-map the model from a file."""
     return _size(model) > MAX_IN_MEMORY
 
 
 def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
-    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise WriteError if
-    the disk has not enough room."""
+    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without its initializers. Raise
+    WriteError if the disk has not enough space."""
     lazy = [(value, tensor) for value in model.graph.initializers.values() if (tensor := _apart(value))]
     needed = sum(tensor.nbytes + _PAGE for _, tensor in lazy)
     free = shutil.disk_usage(os.path.dirname(path)).free

@@ -1,13 +1,13 @@
-"""Temporary folders, which the next process removes if this one is killed.
+"""Temporary folders. If a process is killed, the next process removes its folders.
 
 1. `temporary_folder` creates a folder with the file ``in use``, which it locks and keeps open. It writes a mark into this file:
    a folder of the same name without the mark belongs to another program. The caller gets the folder ``files`` in it.
 2. When the caller is done, the files are removed, then the lock, then the folder.
-3. If the process is killed before that, the folder stays, and nobody holds its lock. The next process that uses the same place
-   finds it so (`remove_left_behind`). It moves back the files that an unfinished exchange left aside (``exchanges``), and then
-   does step 2.
+3. If the process is killed before step 2, the folder remains, and its lock is free. The next process that uses the same parent
+   folder finds it (`remove_left_behind`). This process moves back the files that an unfinished exchange left aside
+   (``exchanges``), and then does step 2.
 
-A folder whose files cannot be moved back stays as it is. A lock without a mark is from a process that was killed in step 1:
+A folder whose files cannot be moved back is not changed. A lock without a mark is from a process that was killed in step 1:
 its folder has no files yet."""
 
 from __future__ import annotations

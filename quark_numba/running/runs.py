@@ -23,17 +23,17 @@ from .threads import in_order
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how batches run, and what happens if that is interrupted.
+    """The settings of a run: its threads, processes and providers, and its behaviour after errors and interruptions.
 
     Parameters
     ----------
     threads : int
-        At most 1024: how many threads of each process compute. For `evaluate` they are those of a session; for `analyze`, each
-        thread runs a batch or a part of one, in sessions of one thread. Default, 0: about one for each processor; with
-        `workers`, their share of the machine; with `scheduler`, one. The result does not depend on it.
+        The number of computing threads of each process, at most 1024. For `evaluate`, these are the threads of a session. For
+        `analyze`, each thread runs a batch or a part of a batch, in sessions of one thread. Default, 0: about one for each
+        processor; with `workers`, their share of the machine; with `scheduler`, one. The result does not depend on it.
     workers : int, optional
         The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
-        alone. The result is the same to the last bit.
+        only. The result is the same to the last bit.
     scheduler : str, optional
         The address of a dask scheduler. Its cluster runs the batches.
     on_error : "stop" or "continue"
@@ -43,7 +43,7 @@ class Execution:
     progress : callable, optional
         Called with the number of finished steps (for `evaluate`, batches) and the number of all steps, None if unknown.
     providers : sequence of str, optional
-        The execution providers of the sessions, as ONNX Runtime has them, or without the end of their names: "cuda" is
+        The names of the sessions' execution providers, in full or without "ExecutionProvider": "cuda" means
         "CUDAExecutionProvider". Default: the CPU provider. For other providers, the models are rewritten as for
         ``InferenceSession``.
     """
