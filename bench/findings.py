@@ -1,4 +1,4 @@
-"""The sentences and tables of all other pages: what the kept results say, taken together."""
+"""The sentences and tables that the other pages take from the saved results."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ OUR_SESSIONS: dict[str, Callable[[str], bool]] = {
 
 
 def measured_line(*results: Results) -> Iterator[str]:
-    """Yield on which machines results were measured, and what their times are."""
+    """Yield the machines on which results were measured, and the meaning of the times."""
     machines = dict.fromkeys(each.machine for each in results)
     yield from textwrap.wrap(f"Measured on {' and on '.join(machines)}. {statistic(*results)}", 140)
     yield ""
@@ -64,7 +64,7 @@ def measured_line(*results: Results) -> Iterator[str]:
 
 
 def classifier_finding(kept: Kept) -> Iterator[str]:
-    """Yield what a drop-in session and `InferenceSession` gain for the classifier, on one thread."""
+    """Yield the speed-up of a drop-in session and of `InferenceSession` for the classifier, on one thread."""
     results = kept["speed_beside_quark"]
     rows = []
     for who in (DROP_IN, SESSION):
@@ -252,7 +252,7 @@ def front_start_up_finding(kept: Kept) -> Iterator[str]:
 
 
 def kept_models_finding(kept: Kept) -> Iterator[str]:
-    """Yield what a kept model saves."""
+    """Yield the time that a cached model saves."""
     yield f"A process that makes a session of the classifier takes {_start_up_time(kept, SESSION_WITH_CACHE, FILLED)},"
     yield f"and {_start_up_time(kept, SESSION, FILLED)} without `cache` ({kept['start_up'].machine})."
     yield ""

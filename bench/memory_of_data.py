@@ -61,7 +61,7 @@ def measure(folder: Path, function: str, threads: int, file: str) -> float:
 
 
 def measure_in_processes(folder: Path, function: str, threads: int, file: str = "") -> float:
-    """Return the median of what `measure` returns in new processes, one a turn."""
+    """Return the median of the results of `measure`, each in a new process."""
     words = [sys.executable, __file__, "--measure", str(folder), function, str(threads), file]
     return median(json.loads(subprocess.run(words, capture_output=True, check=True).stdout) for _ in range(TURNS))
 

@@ -213,7 +213,7 @@ class _Worker:
 
 
 def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
-    """Return what `make_work` returns, in another process. A process has one batch at a time."""
+    """Return the result of `make_work`, in another process. A process has one batch at a time."""
     return _Worker(_Setup(recipe, recipe.providers), threads).make_work(points)
 
 
@@ -246,7 +246,7 @@ def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison
 
 
 def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], first: _FirstBatch) -> Analysis:
-    """Return the analysis of what was measured, with the effect of ONNX Runtime's optimizations on the first batch."""
+    """Return the analysis of the measured sums, with the effect of ONNX Runtime's optimizations on the first batch."""
     (feed, outputs), measured, quantizers = first, done.sums, setup.twin.quantizers
     reshaped = [quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
     why = "its shape differs in the float model, so only its own error is measured"

@@ -222,7 +222,7 @@ def _run(pair: list[Any], feed: Arrays) -> tuple[list[Arrays], list[float]]:
 
 
 def _check_class_axis(arrays: _Compared, classes: Classes) -> None:
-    """Raise ModelError if no output has the class axis, unless that is the default."""
+    """Raise ModelError if no output has the class axis, and the class axis is not the default."""
     if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
         raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
 

@@ -59,8 +59,8 @@ class Evaluation:
 
 @dataclass(repr=False)
 class Analysis:
-    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. `pandas.DataFrame`
-    takes each of the lists, as in ``pandas.DataFrame(analysis.tensors)``.
+    """The result of `analyze`. `print` shows the tables of the command, and a notebook shows the tables of the page. Each of
+    the lists can be passed to `pandas.DataFrame`, as in ``pandas.DataFrame(analysis.tensors)``.
 
     Parameters
     ----------

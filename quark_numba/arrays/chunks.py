@@ -18,9 +18,9 @@ from ..compiling.threads import on_one_thread
 
 
 class Cut(NamedTuple):
-    """An operand of a call other than x: a numpy or dask array, or None. `axes` are the axes of x along which its dimensions
-    run. Along the axis of blocks it has one element for `per` elements of x. With `axes` = None each chunk gets the whole
-    array."""
+    """A second or later operand of a call: a numpy or dask array, or None. `axes` are the axes of x to which the dimensions of
+    the operand correspond. Along the axis of blocks, the operand has one element for `per` elements of x. With `axes` = None,
+    the whole operand is passed with each chunk."""
 
     array: Any
     axes: tuple[int, ...] | None = None
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A result of a call: an array of x's shape, but with one element for `per` elements of x along the axis of blocks."""
+    """A result of a call: an array of x's shape, with one element for `per` elements of x along the axis of blocks."""
 
     dtype: np.dtype[Any]
     per: int | Fraction = 1
@@ -67,7 +67,8 @@ def map_chunks(
     name: str = "x",
 ) -> tuple[Any, ...]:
     """Return one lazy array for each of `results`: the results of ``function(chunk of x, chunks of the operands...)``. The
-    function returns an array for one result, and a tuple of arrays for several. If no array is lazy, return its results.
+    function returns an array for one result, and a tuple of arrays for several. If no array is lazy, return the function's
+    results.
 
     The operands are cut where x is cut. A block has `block` elements of x along `axis`.
 

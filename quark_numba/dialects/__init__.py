@@ -1,2 +1,2 @@
-"""Dialects: the operators that a quantizer writes into models, a file for each quantizer. A dialect has names, and
-says in terms of the families what they mean."""
+"""Dialects: the operators that quantizers write into models, with one file for each quantizer. A dialect lists the names of
+operators, and expresses their meanings in terms of the families."""

@@ -26,7 +26,7 @@ _BROADCAST = "It broadcasts to x."
 
 
 def _quantizer(name: str, form: str, inputs: Sequence[Parameter], attributes: Sequence[Attribute], **others: str) -> Operator:
-    """Return an operator whose inputs and attributes have the names that the form has for its parameters."""
+    """Return an operator whose inputs and attributes are named like the parameters of the form."""
 
     def meaning(given: Sequence[AnyOperand], values: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
         x, *operands = given
@@ -62,7 +62,7 @@ _BIPOLAR_QUANT = _quantizer(
 
 
 def _trunc(inputs: Sequence[AnyOperand | None], attributes: Mapping[str, Any]) -> FakeQuantize[Any]:
-    """Return the meaning of Trunc. The number of inputs tells the version: version 1 has no out_scale."""
+    """Return the meaning of Trunc. The number of inputs determines the version: version 1 has no out_scale."""
     x, scale, zero_point, in_bits, fifth, sixth = (*inputs, None)[:6]
     out_scale, out_bits = (float("nan"), fifth) if sixth is None else (fifth, sixth)
     operands = {"scale": scale, "zero_point": zero_point, "in_bits": in_bits, "out_scale": out_scale, "out_bits": out_bits}

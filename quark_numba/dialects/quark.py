@@ -1,4 +1,4 @@
-"""The operators of AMD Quark, which families declare, under the names that they have in older models."""
+"""The operators of AMD Quark under their names in older models. The families declare the operators."""
 
 from __future__ import annotations
 

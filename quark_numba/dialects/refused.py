@@ -34,5 +34,6 @@ _REASONS = {key: why for why, (domains, names) in _REFUSED.items() for key in it
 
 
 def reason(domain: str, name: str) -> str | None:
-    """Return why an operator cannot run anywhere, or None if nothing is known of it. ONNX's own domain is "" or "ai.onnx"."""
+    """Return the reason why an operator cannot run anywhere, or None if no reason is known. ONNX's own domain is "" or
+    "ai.onnx"."""
     return _REASONS.get(("" if domain == "ai.onnx" else domain, name))

@@ -1,6 +1,6 @@
 """Data for a model: batches of its inputs, read one at a time from files or from a function, or random.
 
-The headers of all files are read first, so that wrong data are refused before anything runs."""
+The headers of all files are read first, so that wrong data are refused before the first batch runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .sessions import Arrays
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
-# An iterator that fails more often than this in a row may do so for ever.
+# An iterator that fails more often than this in a row may fail forever.
 _MAX_FAILURES = 100
 
 
@@ -42,9 +42,9 @@ class Data:
     source : path, "module:function", iterable of feeds, or callable that returns one
         The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of an .npy file or a folder of
         them if the model has one input. A feed is a mapping of names to arrays, or an array if the model has one input. Each
-        array is a batch, or a stack of batches if all arrays have one dimension more than their inputs. Batches are read when
-        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, as in dask and h5py,
-        a batch at a time is read, in this process and on the thread of the caller.
+        array is a batch, or a stack of batches if all arrays have one dimension more than their inputs. Each batch is
+        read just before it is needed, and no object is unpickled. An object with the shape and the dtype of an array, as in
+        dask and h5py, is read one batch at a time, in this process and on the thread of the caller.
     batch : int, optional
         The number of rows of a batch: arrays are cut into batches of this size.
     limit : int, optional
@@ -92,7 +92,7 @@ class FailedDataError(ModelError):
 
 @dataclass(frozen=True)
 class Unread:
-    """An object with the shape and the dtype of an array, or rows of it, which are read when they are needed."""
+    """An object with the shape and the dtype of an array, or some rows of it. The elements are read when they are needed."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -101,8 +101,8 @@ class Unread:
 
     @classmethod
     def inspect(cls, value: Any) -> Unread | None:
-        """Return what is known of an object without reading it, or None if that is nothing or it is an array. Objects with one
-        dimension are read, as they may find rows by labels (pandas.Series)."""
+        """Return the Unread of an object, without reading the object. Return None for an array, for an object without shape or
+        dtype, and for an object of one dimension, because such an object may find rows by labels (pandas.Series)."""
         if isinstance(value, np.ndarray) or not hasattr(type(value), "__getitem__"):
             return None
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

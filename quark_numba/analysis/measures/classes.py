@@ -33,8 +33,9 @@ class Labelling:
 
 @dataclass
 class Places(Sums):
-    """Counts of an output's places, its positions along all axes but the class axis: those that count, those with the
-    reference's class, those with a label, and those with an ignored label, which do not count anywhere else."""
+    """Counts of an output's places. A place is a position along all axes but the class axis. There are four counts: places that
+    count, places with the reference's class, places with a label, and places with an ignored label. A place with an ignored
+    label is in no other count."""
 
     places: int = 0
     same: int = 0

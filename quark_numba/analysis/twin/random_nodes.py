@@ -1,4 +1,5 @@
-"""Nodes that draw random numbers, and what depends on them. Two runs differ there, whatever is quantized."""
+"""Nodes that draw random numbers, and the values that depend on them. These values differ between two runs, with or without
+quantization."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Segments:
         self.stopped = threading.Event()
 
     def _names_last_used(self) -> list[list[str]]:
-        """Return for each part the names of the values that nothing needs after it."""
+        """Return for each part the names of the values that no later part needs."""
         last: dict[str, int] = {}
         for index, part in enumerate(self.parts):
             for name in (part.name, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
