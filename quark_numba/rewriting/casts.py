@@ -1,4 +1,4 @@
-"""Rewrite a Cast from float32 to bfloat16 or float16, and the Casts back: a round trip, which becomes one node.
+"""Rewrite a Cast from float32 to bfloat16 or float16, together with the Casts back, into one node.
 
 ONNX Runtime runs such Casts as they are written, with ties to even and without saturation. Quark writes BF16 models for AMD's
 processors in this form (``BF16QDQToCast``)."""
@@ -45,15 +45,15 @@ def is_to_16_bits(node: onnx.NodeProto) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """Rewrite these Casts. They stay if ONNX Runtime is to run the quantization nodes itself (`qdq`). They also stay if regions
-    are not allowed, because regions run the nodes that replace the Casts."""
+    """Rewrite these Casts. They are not rewritten if ONNX Runtime is to run the quantization nodes itself (`qdq`), or if
+    regions are not allowed. Regions run the nodes that replace the Casts."""
     if graph.native_operators and graph.qdq != "onnxruntime":
         fuse(graph)
 
 
 def fuse(graph: Graph) -> None:
-    """Rewrite these Casts. A Cast to 16 bits stays if another node uses its result. With `keep_quantized_weights` a constant is
-    stored in 16 bits, and dequantized with the scale 1."""
+    """Rewrite these Casts. A Cast to 16 bits is kept if another node uses its result. With `keep_quantized_weights` a constant
+    is stored in 16 bits, and dequantized with the scale 1."""
     rounded: dict[tuple[ir.Value, ir.Graph | None], ir.Value] = {}
     kept: dict[tuple[int, ElementType], ir.TensorProtocol] = {}  # by the constants' tensors
     for back, cast, element_type in list(_pairs(graph)):

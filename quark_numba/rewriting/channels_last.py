@@ -1,6 +1,6 @@
 """Rewrite QONNX's nodes whose tensors have their channels on the last axis into ONNX's own nodes between Transposes.
 
-QONNX makes them from ONNX's nodes of the same names, whose attributes stay, and runs them in this way (qonnx 1.0,
+QONNX makes these nodes from ONNX's nodes of the same names and attributes, and runs them between Transposes (qonnx 1.0,
 ``custom_op/channels_last/base_wrapped_op.py``)."""
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _COUNTS = {"Conv": 2, "MaxPool": 1, "BatchNormalization": 1}
 
 
 def is_channels_last(domain: str, name: str) -> bool:
-    """Return whether this is the name of such an operator."""
+    """Return whether a domain and a name are those of a QONNX operator with channels on the last axis."""
     return domain == CHANNELS_LAST and name in _COUNTS
 
 
 def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
-    """Rewrite these nodes of a sorted model, and count them. A node stays if it has several outputs, or if the rank of its x is
-    not known."""
+    """Rewrite these nodes of a sorted model, and count them. A node is not rewritten if it has several outputs, or if the rank
+    of its x is not known."""
     done: Counter[tuple[str, str]] = Counter()
     known = Values(model, frozenset())
     for node in [node for node in model.graph.all_nodes() if is_channels_last(node.domain, node.op_type)]:

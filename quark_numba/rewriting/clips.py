@@ -1,5 +1,5 @@
 """Rewrite a Clip of codes between a quantize node and its dequantize nodes, as Brevitas writes it for fewer bits than the type
-has: a Clip of constant codes is folded; otherwise the three nodes become one node of fake quantization."""
+has. A Clip of constant codes is folded. Otherwise the three nodes become one node of fake quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuse a node that computes scales of blocks and quantizes them, and the nodes that dequantize its codes, into one."""
+"""Fuse a node that computes scales of blocks and quantizes the blocks with the nodes that dequantize its codes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _dequantize(graph: Graph, node: Node) -> Dequantize[GraphOperand]:
 
 
 def _axis(graph: Graph, node: Node, axis: int) -> int:
-    """Return an axis of x as a negative number. Raise NotRewrittenError if that is not possible."""
+    """Return an axis of x as a negative number. Raise NotRewrittenError if the rank of x is needed and not known."""
     return axis - len(require(graph.shape(node.x) if axis >= 0 else (), "the rank of its x is not known"))
 
 

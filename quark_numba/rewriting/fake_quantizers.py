@@ -47,7 +47,7 @@ def array_of(meaning: FakeQuantize[GraphOperand], name: str) -> NDArray[Any]:
 
 def parameters(graph: Graph, meaning: FakeQuantize[GraphOperand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
     """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
-    NotRewrittenError if they are not known, or not valid."""
+    NotRewrittenError if the parameters are unknown or invalid."""
     shape, arrays = graph.shape(meaning.x.value), []
     with faults_as_reasons():
         key = key_of(meaning)

@@ -1,7 +1,7 @@
-"""ONNX Runtime's release, its operators, and what its CPU provider runs.
+"""ONNX Runtime's release, its operators, and the operators that its CPU provider runs.
 
 ONNX Runtime's list of kernels, ``get_all_opkernel_def``, ends the process in builds with other execution providers whose
-libraries are not there. So small sessions of the CPU provider say what it runs."""
+libraries are missing. So this module creates small sessions to find out which operators the CPU provider runs."""
 
 from __future__ import annotations
 

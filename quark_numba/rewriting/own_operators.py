@@ -1,9 +1,9 @@
 """Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
 
-ONNX Runtime's optimizers know these nodes by their names, whatever their domain. Beside rewritten nodes, the optimizers make
-changes that they would not make in the model as written. They quantize folded weights again, turn a dequantize node and a
-MatMul into a product that quantizes the other input, or crash the process. The operators are the same under both names, so
-inputs and attributes stay."""
+ONNX Runtime's optimizers recognize these nodes by their names, in any domain. If other nodes have been rewritten, the
+optimizers make changes that they would not make in the original model. They quantize folded weights again, turn a dequantize
+node and a MatMul into a product that quantizes the other input, or crash the process. The operators are the same under both
+names, so inputs and attributes do not change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[GraphOperand]) -> list[ir.Value]:
-    """Return zeros in the shape of a scale that is known only in a run, or nothing if ONNX Runtime cannot make them."""
+    """Return zeros in the shape of a scale that is known only in a run, or [] if ONNX Runtime cannot compute the zeros."""
     codes = meaning.element_type
     if codes is None or not casts_to(codes):
         return []

@@ -31,7 +31,7 @@ def rewrite(graph: Graph) -> None:
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[GraphOperand]) -> list[Node]:
     """Return the dequantize nodes after a quantize node, in the order of the model, if one fused node can replace them all.
-    Raise NotRewrittenError as `Graph.followers` does, or if a fused node would not return the same."""
+    Raise NotRewrittenError as `Graph.followers` does, or if a fused node would return another result."""
     followers = graph.followers(node)
     first, *others = followers
     dequantize = graph.affine(first)

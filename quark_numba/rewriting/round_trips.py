@@ -1,4 +1,4 @@
-"""Drop a quantize node after a dequantize node with the same parameters if every code comes back."""
+"""Drop a quantize node after a dequantize node with the same parameters if the two return every code unchanged."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _drop(graph: Graph, node: Node, after: Quantize[GraphOperand]) -> None:
 
 
 def is_exact(after: Affine[GraphOperand], before: Affine[GraphOperand], scale: NDArray[Any]) -> bool:
-    """Return whether it is proved that every code of up to 16 bits comes back. The proof: the difference n of a code and the
-    zero point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale
-    overflows or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less
-    than 2^-7, and is rounded to n."""
+    """Return whether it is proved that every code of up to 16 bits is returned unchanged. The proof: the difference n of a code
+    and the zero point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the
+    scale overflows or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by
+    less than 2^-7, and is rounded to n."""
     if not after.scale.element_type is before.scale.element_type is FLOAT32 or after.has_other_type or before.has_other_type:
         return False
     magnitudes = np.abs(scale)
@@ -54,7 +54,7 @@ def is_exact(after: Affine[GraphOperand], before: Affine[GraphOperand], scale: N
 
 
 def _keeps_all(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
-    """Try all codes, and return whether each comes back."""
+    """Return whether all codes are returned unchanged. Each code is tested."""
     codes = np.arange(2**quantized.bits).astype(f"u{quantized.dtype.itemsize}").view(quantized.dtype)
     x, scale = np.tile(codes, (scale.size, 1)), scale.reshape(-1)
     zeros = None if zero_point is None else zero_point.reshape(-1)

@@ -1,4 +1,4 @@
-"""Whether it matters if a zero is 0 or -0."""
+"""Find out whether the sign of a zero changes the result of a model."""
 
 from __future__ import annotations
 
