@@ -71,7 +71,7 @@ def check_functions(**functions: Any) -> None:
 
 
 def check_names(**names: Any) -> None:
-    """Raise TypeError unless a value is a sequence of names. A single name is refused, too."""
+    """Raise TypeError unless a value is a sequence of names. A single name is also refused."""
     for name, value in names.items():
         if isinstance(value, str) or not hasattr(type(value), "__len__") or not all(isinstance(each, str) for each in value):
             refuse(name, value, "a sequence of names")

@@ -100,6 +100,6 @@ def plain(text: str, console: Console) -> str:
 
 
 def printable(text: str, keeps: str = "") -> str:
-    """Return the text with escapes for characters that are not printed, except for those of `keeps`: for control sequences,
-    which a terminal would obey, and for what changes the order of characters."""
+    """Return the text with escapes for characters that are not printable and not in `keeps`. Examples are control sequences,
+    which a terminal would obey, and characters that change the order of text."""
     return "".join(c if c.isprintable() or c in keeps else c.encode("unicode_escape").decode() for c in text)

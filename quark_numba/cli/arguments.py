@@ -232,8 +232,8 @@ def check_written(options: argparse.Namespace, *written: str) -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse what argparse accepts: names that are empty, options that would be ignored, and combinations: --dim is for random
-    inputs, --batch for data."""
+    """Refuse arguments that argparse accepts: empty names, options that would be ignored, and wrong combinations. --dim is for
+    random inputs, --batch for data."""
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")

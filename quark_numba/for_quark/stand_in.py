@@ -36,7 +36,7 @@ def get_legacy_torch_library_path(device: str = "CPU") -> str:
 
 
 def compile_library() -> None:
-    """Do nothing, as there is no library to compile."""
+    """Do nothing, because there is no library to compile."""
 
 
 def fill(module: ModuleType) -> None:

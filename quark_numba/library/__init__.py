@@ -1,1 +1,1 @@
-"""Stand-alone libraries: the operators of models for programs outside of Python."""
+"""Stand-alone libraries: the operators of models for programs without Python."""

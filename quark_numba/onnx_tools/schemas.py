@@ -148,7 +148,7 @@ def _shape(proto: Any) -> Shape | None:
 
 
 def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
-    """Return the type of an output as onnx has it. If the output has the shape of an input, its dimensions keep their names."""
+    """Return the type of an output as a TypeProto. If the output has the shape of an input, its dimensions keep their names."""
     assert output.element_type
     result = helper.make_tensor_type_proto(output.element_type.number, output.shape)
     for tensor in inputs:
