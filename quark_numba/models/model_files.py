@@ -155,12 +155,12 @@ class Source:
 
     @property
     def is_large(self) -> bool:
-        """Whether the tensors of the model are larger than those of a model in memory may be."""
+        """Return whether the tensors of the model are larger than those of a model in memory may be."""
         return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
-        """Whether the model is large and has tensors in files."""
+        """Return whether the model is large and has tensors in files."""
         return bool(self._states) and self.is_large
 
     def lazy(self, name: str = "not a valid model") -> ir.Model:

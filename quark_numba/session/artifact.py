@@ -48,7 +48,7 @@ class Artifact(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file of a cached model has been removed or replaced."""
+        """Return whether the file of a cached model has been removed or replaced."""
         return self.state is not None and self.path is not None and state_of(self.path) != self.state
 
     def report(self) -> dict[str, Any]:
