@@ -53,12 +53,7 @@ _FOLDER_FOR_PATHS = (1, 28)
 def create_artifact(request: SessionRequest) -> Artifact:
     """Return the model to give to ONNX Runtime for this request. Log a warning if nodes of the model make the session
     slow. Raise ModelError if the model cannot be used, and ValueError if `cache` is set for a model without a path."""
-    state = None
-    if request.path is not None:
-        recover(request.path)
-        check_exists(request.path)
-        check_is_regular(request.path, "as models are read more than once")
-        state = state_of(request.path)
+    state = None if request.path is None else _check_file(request.path)
     if _is_for_onnx_runtime_alone(request):
         return Artifact(None, ExitStack())
     model = load(request.model)
@@ -79,6 +74,15 @@ def create_artifact(request: SessionRequest) -> Artifact:
     left = {name for name, _ in artifact.left}
     rewritten = {name for name in refusals if channels_last.is_channels_last(*name.split("::"))} - left
     return artifact._replace(refusal=next((why for name, why in refusals.items() if name not in rewritten), ""))
+
+
+def _check_file(path: str) -> State:
+    """Return the state of the file of a model. A file that a killed process moved aside is first put back. Raise ModelError if
+    there is no such file, or if it is not regular."""
+    recover(path)
+    check_exists(path)
+    check_is_regular(path, "as models are read more than once")
+    return state_of(path)
 
 
 def load(source: Any) -> onnx.ModelProto:
