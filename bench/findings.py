@@ -8,7 +8,7 @@ from typing import NamedTuple
 import models_of_onnx
 from architectures import ARCHITECTURES
 from beside_quark import FORMATS
-from kept_results import Kept, Results
+from kept_results import Kept, Results, runs_of
 from labels import (
     DROP_IN,
     EMPTY,
@@ -129,8 +129,10 @@ def operators_finding(kept: Kept) -> Iterator[str]:
 
 def machines_finding(kept: Kept) -> Iterator[str]:
     """Yield the machines of all runs."""
-    machines = dict.fromkeys(each.machine for each in kept.values())
-    yield f"The kept results come from {'these machines' if len(machines) > 1 else 'this machine'}: {'; '.join(machines)}."
+    machines = dict.fromkeys(machine for _, machine, _ in runs_of(kept))
+    yield from textwrap.wrap(
+        f"The kept results come from virtual machines that call themselves: {'; '.join(machines)}.", 140, break_on_hyphens=False
+    )
     yield ""
 
 

@@ -158,8 +158,8 @@ _FirstBatch = tuple[sessions.Arrays, dict[str, Any]]
 
 
 class _Worker:
-    """What measures batches in a process, each on so many threads, with a session of the reference if there is one. `keep` gets
-    the first batch."""
+    """The worker that measures batches in one process, each on `threads` threads, with a session of the reference if there is
+    one. `keep` gets the first batch."""
 
     def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstBatch], None] | None = None) -> None:
         self.setup, self.segments, self.threads, self.keep = setup, setup.segments, threads, keep

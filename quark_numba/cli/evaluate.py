@@ -113,11 +113,11 @@ def fails_below(options: argparse.Namespace, result: Analysis | Evaluation) -> i
     if limit is None:
         return 0
     worse = [output for output in result.outputs if not output.sqnr_db >= limit]
-    faults = [f"output {output.name} has an SQNR of {output.sqnr_db:.1f} dB" for output in worse]
+    faults = [f"output {each.name} has an SQNR of {each.sqnr_db:.1f} dB; expected at least {limit:g} dB" for each in worse]
     compared = [output.name for output in result.outputs]
     faults += [f"output {name} is not compared" for name in options.outputs or () if name not in compared]
     if not (faults or compared):
         faults.append("no output is compared")
     for fault in faults:
-        tell("red", "error", f"{fault}; expected at least {limit:g} dB")
+        tell("red", "error", fault)
     return int(bool(faults))

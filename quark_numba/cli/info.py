@@ -92,7 +92,7 @@ def _folder_of_kernels() -> str:
     """Return the folder of compiled kernels and, if they are not loaded or kept, the reason."""
     from ..compiling import cache
 
-    folder, may_read, why_not = cache.place()
+    folder, may_read, why_not = cache.location()
     if not why_not:
         return str(folder)
     return f"{folder or 'none'}: {'nothing can be added' if may_read else 'not used'}: {why_not}"

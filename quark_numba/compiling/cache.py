@@ -120,7 +120,7 @@ def load_function(reference: str) -> int:
     needs what this process lacks."""
     file, _, name = reference.partition("#")
     if file not in _functions:
-        folder = place().folder
+        folder = location().folder
         if folder is None:
             raise LookupError("no function is on disk")
         _add_functions(file, ObjectFile.of_bytes(_verified(own_content(folder, file))).load())
@@ -188,7 +188,7 @@ def _verified(content: bytes) -> bytes:
 _PACKAGE = Path(__file__).parents[1]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A folder, whether files are loaded from it, and the reason why files cannot be written, or "" if they can."""
 
     folder: Path | None
@@ -197,7 +197,7 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def place() -> Place:
+def location() -> Location:
     """Return where the files are: in the folder that NUMBA_CACHE_DIR names, or else in the package's ``__pycache__``, or in the
     cache folder of the user. They are loaded if only this user or the system could have written them. The folder of a frozen
     application may be gone when the application ends."""
@@ -207,7 +207,7 @@ def place() -> Place:
             beside.mkdir(exist_ok=True)
             check_folder(beside)
             _write_to(beside)
-            return Place(beside, True)
+            return Location(beside, True)
     folder, may_read = None, False
     try:
         folder = own_folder()
@@ -215,8 +215,8 @@ def place() -> Place:
         may_read = True
         _write_to(folder)
     except OSError as error:
-        return Place(folder, may_read, error.strerror or str(error))
-    return Place(folder, may_read)
+        return Location(folder, may_read, error.strerror or str(error))
+    return Location(folder, may_read)
 
 
 def _write_to(folder: Path) -> None:
@@ -225,13 +225,13 @@ def _write_to(folder: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
-    folder = place().folder  # a relative path is that of the folder at its first use
+    folder = location().folder  # a relative path is that of the folder at its first use
     return {"NUMBA_CACHE_DIR": str(folder.parent)} if named_folder() and folder else {}
 
 
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
-    folder, may_read, _ = place()
+    folder, may_read, _ = location()
     return sorted(filter(_is_own, folder.glob(f"*{SUFFIX}*"))) if folder and may_read else []
 
 
@@ -259,7 +259,7 @@ class _File:
         self.path: Path | None = None  # where the file is, or will be; None if it is neither read nor written
         self.is_there = False  # whether this process has read or written it
         self.locks = ExitStack()  # contexts that are held until the content is made
-        folder, may_read, self._why_not = place()
+        folder, may_read, self._why_not = location()
         if folder and may_read and not name.endswith("_"):  # "_": without a digest
             key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
             self.path = folder / f"{name}_{key}{SUFFIX}"
@@ -281,7 +281,7 @@ class _File:
     def _announce_compiling(self) -> None:
         """Log that the function is compiled, with a warning if a session waits for it or if its file cannot be written."""
         if self._why_not:
-            warn(str(place().folder or ""), self._why_not)
+            warn(str(location().folder or ""), self._why_not)
         kept_in = self.path.parent if self.path and not self._why_not else "memory alone"
         if _process.warns_on_next_compile:
             _process.warns_on_next_compile = False

@@ -11,8 +11,8 @@ import numpy as np
 
 from .cache import find_record, keep_record, load_function, reference_of
 
-# What such functions get of Python, as addresses: None, and functions of the C API. Compiled code is kept on disk, so it must
-# not contain addresses.
+# The functions of the C API whose addresses compiled code gets, in addition to that of None. Compiled code is kept on disk, so
+# it must not contain addresses.
 _FUNCTIONS = {
     "incref": "Py_IncRef",
     "save_thread": "PyEval_SaveThread",

@@ -50,7 +50,7 @@ def rewrite(graph: Graph) -> None:
         inputs = [value for value in node.ir_node.inputs if value is not None]
         defaults = [value for value in inputs if graph.is_default(value)]
         if defaults and all(value in defaults or graph.tensor(value) is not None for value in inputs):
-            graph.leave(node.ir_node, INPUT)
+            graph.count_left(node.ir_node, INPUT)
     graph.each(folding.fold)
 
 

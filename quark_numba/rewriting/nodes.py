@@ -237,15 +237,16 @@ class Nodes(Values):
         inputs, outputs = len(node.inputs), len(node.outputs)
         if node.op_identifier() in self.model.functions:
             if operator:
-                self.leave(node, "a local function of the model has its name")
+                self.count_left(node, "a local function of the model has its name")
         elif operator is None:
             if not has_operator(node.domain, node.op_type):
                 why = refused.reason(node.domain, node.op_type)
-                self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
+                self.count_left(node, why or "neither ONNX Runtime nor this package has this operator")
         elif not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs) or outputs != len(operator.outputs):
-            self.leave(node, f"not valid: it has {counted(inputs, 'input')} and {counted(outputs, 'output')}, a wrong number")
+            numbers = f"{counted(inputs, 'input')} and {counted(outputs, 'output')}"
+            self.count_left(node, f"not valid: it has {numbers}, a wrong number")
         elif None in node.inputs[: operator.fewest_inputs]:
-            self.leave(node, "not valid: a required input is omitted")
+            self.count_left(node, "not valid: a required input is omitted")
         else:
             self._record(Node(node, operator, len(self._nodes)))
 
@@ -291,7 +292,7 @@ class Nodes(Values):
         """Return the record of a node, or None if the package does not have its operator."""
         return self._nodes.get(node) if node else None
 
-    def leave(self, node: ir.Node, why: str) -> None:
+    def count_left(self, node: ir.Node, why: str) -> None:
         """Count a node without a record as left."""
         self._others[full_name(node), why] += 1
 

@@ -65,7 +65,7 @@ class _Steps:
         if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
-            self.graph.leave(node, self.fused[node.outputs[0].name])
+            self.graph.count_left(node, self.fused[node.outputs[0].name])
             return None
         return self._cast(node) if node.op_type == CAST else self._elementwise(node)
 

@@ -68,7 +68,7 @@ def lay_out(model: onnx.ModelProto, request: SessionRequest, path: str | None = 
             HANDLERS[kind](tensors, node)
             in_layout += is_region
         except NotRewrittenError as error:
-            reason = tensors.leave(node, error)
+            reason = tensors.append_unchanged(node, error)
             left_out.update([reason] * is_region)
     for output in optimized.graph.output:
         tensors.reorder_output(output.name)

@@ -77,7 +77,7 @@ class BlockedTensors:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
-    def leave(self, node: onnx.NodeProto, error: NotRewrittenError) -> str:
+    def append_unchanged(self, node: onnx.NodeProto, error: NotRewrittenError) -> str:
         """Append the node unchanged, in ONNX's layout. Return the reason, with the cause upstream if no input is in blocks."""
         reason, cause = error.reason, f"{node.op_type}: {error.reason}"
         if isinstance(error, NotInBlocksError):

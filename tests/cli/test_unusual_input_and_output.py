@@ -235,7 +235,7 @@ def test_a_cache_that_cannot_be_read(terminal, tmp_path, monkeypatch):
     place.symlink_to(place)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
+    monkeypatch.setattr(cache, "location", cache.location.__wrapped__)
     report = terminal.report("info")
     assert report["folder of kernels"] == f"{place}: not used: Too many levels of symbolic links"
     assert report["folder of kept models"] == report["folder of kernels"]

@@ -112,7 +112,7 @@ def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
 @pytest.mark.parametrize("damage", ["none", "truncated", "foreign"])
 def test_a_text_is_kept_as_functions_are(damage, monkeypatch, tmp_path):
     """The second time a text is read, unless its file is damaged or it is for another machine."""
-    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
+    monkeypatch.setattr(cache, "location", lambda: cache.Location(tmp_path, True))
     assert cache.kept_text("text_0123456789ab", ("machine",), lambda: "first") == "first"
     (path,) = tmp_path.glob("*.kernel")
     assert cache._NAME.fullmatch(path.name)
@@ -126,9 +126,9 @@ def test_a_text_is_kept_as_functions_are(damage, monkeypatch, tmp_path):
 
 def test_a_text_that_cannot_be_kept_is_made_each_time(monkeypatch, tmp_path):
     """A text is made each time without a digest of its sources, and in a folder that cannot be written to."""
-    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True))
+    monkeypatch.setattr(cache, "location", lambda: cache.Location(tmp_path, True))
     assert [cache.kept_text("text_", (), lambda text=text: text) for text in "ab"] == ["a", "b"]
-    monkeypatch.setattr(cache, "place", lambda: cache.Place(tmp_path, True, "read-only"))
+    monkeypatch.setattr(cache, "location", lambda: cache.Location(tmp_path, True, "read-only"))
     monkeypatch.setattr(cache, "warn", lambda *_: None)
     assert [cache.kept_text("text_0123456789ab", (), lambda text=text: text) for text in "ab"] == ["a", "b"]
     assert [*tmp_path.iterdir()] == []
@@ -177,7 +177,7 @@ def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "TemporaryFile", short)
     for name, fits in (("a", True), ("a" * 200, False)):
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / name))
-        assert bool(cache.place.__wrapped__().why_not) == (not fits)
+        assert bool(cache.location.__wrapped__().why_not) == (not fits)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_user_without_a_home(home, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="this user has no home folder"):
         user_folder.own_folder()
-    assert cache.place.__wrapped__() == (None, False, "this user has no home folder")
+    assert cache.location.__wrapped__() == (None, False, "this user has no home folder")
     assert not [*tmp_path.iterdir()]
 
 
@@ -229,10 +229,10 @@ def test_a_user_without_a_home(home, monkeypatch, tmp_path):
 def place(monkeypatch, tmp_path):
     """Return the folder of kernels, which does not exist yet."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    cache.place.cache_clear()
+    cache.location.cache_clear()
     user_folder.warn.cache_clear()
     yield tmp_path / "quark_numba"
-    cache.place.cache_clear()
+    cache.location.cache_clear()
 
 
 def compile_one():
@@ -315,7 +315,7 @@ def test_a_folder_to_which_others_can_write(mode, place, caplog):
     """If others can write to a folder of this user, that right is withdrawn from them, and a warning says so."""
     place.mkdir()
     place.chmod(mode)
-    assert cache.place() == (place, True, "")
+    assert cache.location() == (place, True, "")
     assert stat.S_IMODE(place.stat().st_mode) == mode & ~0o022
     assert f"{place}: other users could write to this cache" in caplog.text
 
@@ -351,7 +351,7 @@ def test_a_folder_that_is_not_used(cause, place, monkeypatch, caplog):
     change(place, monkeypatch)
     for _ in range(2):
         assert compile_one() == 1
-    assert cache.place() == (place, False, reason)
+    assert cache.location() == (place, False, reason)
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert warning.startswith(f"{place}: compiled kernels and models cannot be kept: {reason}. ")
     assert "NUMBA_CACHE_DIR" in warning
@@ -373,9 +373,9 @@ def test_a_link_of_this_user(place, tmp_path):
 def test_a_folder_that_can_only_be_read(place, monkeypatch, caplog):
     """Kernels of a read-only folder are loaded, as in a read-only image. Others are compiled, which gives a warning."""
     compile_one()
-    cache.place.cache_clear()
+    cache.location.cache_clear()
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    assert cache.place() == (place, True, "Read-only file system")
+    assert cache.location() == (place, True, "Read-only file system")
     caplog.clear()
     assert compile_one() == 1
     assert not caplog.records
@@ -398,9 +398,9 @@ def test_the_packages_folder_if_others_can_write_to_it(monkeypatch, tmp_path):
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert cache.place.__wrapped__().folder == beside
+    assert cache.location.__wrapped__().folder == beside
     beside.chmod(0o775)
-    assert cache.place.__wrapped__() == (tmp_path / "home" / "quark_numba", True, "")
+    assert cache.location.__wrapped__() == (tmp_path / "home" / "quark_numba", True, "")
     assert stat.S_IMODE(beside.stat().st_mode) == 0o775
 
 
@@ -545,9 +545,9 @@ from quark_numba.ort import callbacks
 
 addresses = [callbacks.compiled(function) for function in callbacks.SHARED[:COUNT][::-1]]
 for path in Path(OTHER).rglob("*.kernel"):
-    shutil.copy(path, cache.place().folder)
+    shutil.copy(path, cache.location().folder)
 file, _, name = cache.reference_of(addresses[-1]).partition("#")
-made = ObjectFile.of_bytes(cache._verified((cache.place().folder / file).read_bytes()))
+made = ObjectFile.of_bytes(cache._verified((cache.location().folder / file).read_bytes()))
 assert made.load()[name]
 print(made.symbols[name])
 """

@@ -133,7 +133,7 @@ def one(x):
 def test_a_kernel_that_another_process_compiles(writes, hold, tmp_path, monkeypatch, caplog):
     """A process waits for the other's file and loads it. If the other ends without a file, the kernel is compiled here."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
+    monkeypatch.setattr(cache, "location", cache.location.__wrapped__)
     caplog.set_level("INFO")
     signature, x = numba.types.void(numba.float64[::1]), np.zeros(1)
     array_function(one, "one", signature)

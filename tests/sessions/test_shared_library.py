@@ -236,7 +236,7 @@ def test_a_kept_file_that_another_process_has_just_written(loaded, tmp_path, mon
 
 @needs_extensions
 def test_extensions_where_no_folder_can_be_written(no_library, tmp_path):
-    cache.place()  # kernels stay where other tests have them
+    cache.location()  # kernels stay where other tests have them
     (tmp_path / "file").write_bytes(b"")
     no_library.setattr(sysconfig, "get_platform", lambda: "win-amd64")
     no_library.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))

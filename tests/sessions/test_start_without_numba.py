@@ -102,7 +102,9 @@ def made(tmp_path_factory):
     place = Place(model, folder, {})
     # Most kernels are those of this process's cache, to which others may be writing.
     shutil.copytree(
-        cache.place().folder, place.kernels, ignore=lambda _, names: {each for each in names if not each.endswith(cache.SUFFIX)}
+        cache.location().folder,
+        place.kernels,
+        ignore=lambda _, names: {each for each in names if not each.endswith(cache.SUFFIX)},
     )
     for kind in ("kept", "drop-in", "optimized"):
         place.outputs[kind] = place.start(kind)[1]
