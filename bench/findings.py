@@ -82,11 +82,11 @@ def models_finding(kept: Kept) -> Iterator[str]:
     ratios = [*_ratios_in_our_session(kept)]
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
     middle = digits(median(ratios))
-    yield f"Usually not: in `InferenceSession` the median of {len(ratios)} latencies is {middle} × the float model's."
-    yield f"{share:.0%} are at most {AS_FAST} ×, and the slowest is {digits(max(ratios))} ×. These are all models with a float"
-    yield "model, in Quark's types and in ONNX's operators, float8 included, on one thread and on two. All but the classifier"
-    yield "are synthetic: networks with random weights, and the quantization nodes that Quark or ONNX Runtime inserts"
-    yield "(`bench/architectures.py`)."
+    yield f"In `InferenceSession` the median of {len(ratios)} latencies is {middle} × the float model's."
+    yield f"{100 * share:.0f} % are at most {AS_FAST} ×, and the slowest is {digits(max(ratios))} ×. These are all models"
+    yield "with a float model, in Quark's types and in ONNX's operators, float8 included, on one thread and on two."
+    yield "All but the classifier are synthetic: networks with random weights, and the quantization nodes that Quark"
+    yield "or ONNX Runtime inserts (`bench/architectures.py`)."
     others = range_of_ratios(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
     yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
     yield f"they take {range_text(others)}."
@@ -236,7 +236,7 @@ def front_times_finding(kept: Kept) -> Iterator[str]:
         rows.append([label, *(digits(seconds[a] / seconds[b]) for a, b in ((SESSION, FLOAT), (QUARK, SESSION)))])
     yield from table(["`InferenceSession`, on one thread", *reversed(FRONT_COLUMNS)], rows)
     slow = digits(ratio(results, classifier_group("fp16"), QUARK) or 0)
-    yield f"Quark's own float16 operator is slow: with it the model takes {slow} times as long as the float model."
+    yield f"With Quark's own float16 operator the model takes {slow} times as long as the float model."
     yield ""
     yield from measured_line(results)
 

@@ -23,10 +23,10 @@ RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's integers, 4
 
 
 def statistic(*results: Results) -> str:
-    """Return what a time of these results is, in a sentence, and their notes."""
+    """Return a sentence that says how the times of these results were measured, and the notes on them."""
     turns = " or ".join(map(str, sorted({count for each in results for count in each.turns})))
     spreads = [each.spread for each in results]
-    spread = " to ".join(dict.fromkeys(f"{each:.0%}" for each in (min(spreads), max(spreads))))
+    spread = " to ".join(dict.fromkeys(f"{100 * each:.0f} %" for each in (min(spreads), max(spreads))))
     notes = dict.fromkeys(each.note for each in results if each.note)
     return " ".join([f"Each time is the best of {turns} turns; the slowest turn typically takes {spread} longer.", *notes])
 

@@ -151,16 +151,22 @@ def quarks_models_tables(results: Results) -> Iterator[str]:
 def beside_quark_tables(results: Results) -> Iterator[str]:
     ratios, times = [], []
     usual = _usual_float_times(results, beside_quark.NAMES)
-    for name, threads in product(beside_quark.NAMES, THREADS):
-        group = group_of(name, threads)
-        seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS[1:]], results.get(group, FLOAT)
-        if seconds[0] and seconds[-1]:
-            label, faster = f"{name}, threads: {threads}", digits(seconds[0] / seconds[-1])
-            if reference:
-                shown = f"{in_ms(reference)}{_float_mark(reference, usual[_model_of(name), threads])}"
-                ratios.append([label, shown, *(digits(each / reference) for each in seconds), faster])
-            else:
-                times.append([label, *map(in_ms, seconds), faster])
+    for name in beside_quark.NAMES:
+        groups = [group_of(name, threads) for threads in THREADS]
+        seconds = [[results.get(group, each) for group in groups] for each in beside_quark.CONTENDERS[1:]]
+        references = [results.get(group, FLOAT) for group in groups]
+        if not all(seconds[0] + seconds[-1]):
+            continue
+        faster = ON_THREADS.join(digits(old / new) for old, new in zip(seconds[0], seconds[-1], strict=True))
+        if all(references):
+            marks = [
+                _float_mark(each, usual[_model_of(name), threads]) for each, threads in zip(references, THREADS, strict=True)
+            ]
+            floats = ON_THREADS.join(f"{in_ms(each)}{mark}" for each, mark in zip(references, marks, strict=True))
+            cells = [ON_THREADS.join(digits(a / b) for a, b in zip(each, references, strict=True)) for each in seconds]
+            ratios.append([name, floats, *cells, faster])
+        else:
+            times.append([name, *(ON_THREADS.join(map(in_ms, each)) for each in seconds), faster])
     quark, *_, ours = contenders = [*map(label_of, beside_quark.CONTENDERS[1:])]
     yield from _with_notes(
         table([RELATIVE_LATENCY, "float model, ms", *contenders, f"speed-up of {ours} over {quark}"], ratios)
@@ -172,7 +178,9 @@ def beside_quark_tables(results: Results) -> Iterator[str]:
         if old and new:
             rows.append([f"{name}, {STEPS} steps a layer", f"{digits(old)} s", f"{digits(new)} s", digits(new / old)])
     if rows:
-        yield from table(["fine-tuning on one thread (less is better)", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+        yield from table(
+            ["fine-tuning on one thread (less is better)", "Quark's operators", "quark_numba", "quark_numba / Quark's"], rows
+        )
 
 
 def other_quantizers_table(results: Results) -> Iterator[str]:

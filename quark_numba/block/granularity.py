@@ -34,9 +34,9 @@ class Format(NamedTuple):
 
 
 class BlockLoop(NamedTuple):
-    """The loop over x, which is viewed as an array of shape (outer, length, inner) in C order. As many consecutive rows of the
-    middle axis as a block has elements hold `inner` blocks side by side, one in each column. The last block of an axis may have
-    fewer rows."""
+    """The loop over x, which is viewed as an array of shape (outer, length, inner) in C order. Consecutive rows
+    of the middle axis, as many as a block has elements, are `inner` blocks side by side, one in each column. The last block of
+    an axis may have fewer rows."""
 
     length: int
     inner: int

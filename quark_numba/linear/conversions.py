@@ -123,6 +123,7 @@ def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
     if x.flags.fnc:
         scale, zero_point = scale.T, None if zero_point is None else zero_point.T
+        # Axis a of x is axis -1 - a of x.T, which is ~a.
         loop = loop_of(names, None, x.T.shape, scale, zero_point, ~axis, block_size)
     plan = Plan(key, loop, scale.dtype, None if zero_point is None else zero_point.dtype)
     if signature and version is None and x.dtype.isnative:

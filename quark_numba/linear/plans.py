@@ -50,7 +50,7 @@ class Plan:
         self.key, self.kernel, self.loop = key, TABLE[key], np.array(loop, np.int64)
         self.row = loop.inner if loop.vary else 0  # parameters that vary within a loop are repeated up to this length
         self.rounds_scale = scale_dtype.newbyteorder("=") == INT32.dtype and key.precision.bits < 32
-        self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
+        self.masks_high_bits = zero_point_dtype is not None and key.quantized.bits < 8
         self.zeros = np.zeros(1, key.zero_point_dtype)
         self.zero_points = _zero_points.setdefault((key.quantized, zero_point_dtype, key.zero_point_dtype), {})
         # None if an array has the dtype that the kernel takes.
@@ -120,7 +120,7 @@ class Plan:
         return self.zero_points.setdefault(zero_point.tobytes(), self._converted(zero_point))
 
     def _converted(self, zero_point: NDArray[Any]) -> NDArray[Any]:
-        if self.is_packed:
+        if self.masks_high_bits:
             # Ignore the bits above a code: ml_dtypes takes some of them for the sign of float4 and float6.
             zero_point = self.key.quantized.byte_values[zero_point.view(np.uint8)]
         converted = _flat(zero_point, self.zero_point_dtype)
