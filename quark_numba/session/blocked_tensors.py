@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, shape_inference
 
 from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
 from ..models import model_files
 from ..models.protos import attributes_of, nodes, used_names
-from ..rewriting.nodes import Values
+from ..rewriting.stand_ins import StandIns
 from .blocks import NCHWC
+
+# Initializers of at most this many elements may be shapes, on which other shapes depend.
+_MAX_ELEMENTS = 128
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -161,25 +163,32 @@ class BlockedTensors:
         return self._constants_in_blocks[key]
 
 
-def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
+def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
     """Return the shapes that onnx infers, by name, or no shapes if onnx fails. ONNX Runtime does not know the shapes of the
-    results of regions."""
+    results of regions. A conversion to onnx_ir, to use the inference of the passes, would take more than twice as long."""
+    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    graph = skeleton.graph
+    graph.name = "shapes"
+    graph.input.extend(model.graph.input)
+    inputs = {proto.name for proto in model.graph.input}
+    for proto in model.graph.initializer:
+        if proto.name in inputs:
+            continue  # sessions may be fed with another shape
+        if np.prod(proto.dims) <= _MAX_ELEMENTS:
+            graph.initializer.append(proto)
+        else:
+            graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
+    graph.node.extend(StandIns().nodes(model.graph.node, {}))
+    for node in graph.node:
+        if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
+            node.domain, node.op_type = "", "Conv"
+            kept = [proto for proto in node.attribute if not proto.name.startswith("activation")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
     with errors_ignored():
-        copy = ir.from_proto(model)
-        for node in copy.graph:
-            if node.op_identifier() == ("com.microsoft", "FusedConv", ""):
-                node.domain, node.op_type = "", "Conv"
-                for name in [name for name in node.attributes if name.startswith("activation")]:
-                    del node.attributes[name]
-        known = Values(copy, frozenset())
-        shapes = {value.name: known.shape(value) for node in copy.graph for value in node.outputs if value.name}
-        return {name: [_length(dimension) for dimension in shape] for name, shape in shapes.items() if shape is not None}
+        inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
+        return {proto.name: _dimensions(proto) for proto in inferred.value_info}
     return {}
-
-
-def _length(dimension: int | str | None) -> int | None:
-    """Return the length of a dimension, or None if it is unknown or 0."""
-    return dimension if isinstance(dimension, int) and dimension > 0 else None
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
@@ -187,4 +196,4 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return [_length(dimension.dim_value) for dimension in tensor.shape.dim]
+    return [dimension.dim_value if dimension.dim_value > 0 else None for dimension in tensor.shape.dim]
