@@ -132,9 +132,10 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    program = parse(attributes_of(node)["program"])
+    attributes = attributes_of(node)
+    program = parse(attributes["program"])
     _check_program(program)
-    stays_if(attributes_of(node).get("lanes"), "it is in the blocked layout already")
+    stays_if(attributes.get("lanes"), "it is in the blocked layout already")
     # The other inputs are scales, zero points and scalars, which have no layout.
     has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
     operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]
