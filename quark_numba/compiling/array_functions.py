@@ -16,6 +16,7 @@ from numba.np.arrayobj import make_array, populate_array
 
 from . import jit
 from .intrinsics import address_of, allocate, array_at, release
+from .lifetimes import keep_alive
 from .python_calls import DATA, DIMENSIONS, PYTHON, python_function
 from .text import function_of
 
@@ -55,8 +56,8 @@ def entry(record, objects, count):
 """
     names = {"function": jit.expand(function), "enter": _enter(signature.args), "leave": _leave}
     entry = function_of(text, function.__module__, __file__, names)
-    compiled = jit.c_function(entry, name, types.int64(*[types.int64] * 3))
-    return python_function(compiled.address, compiled)
+    compiled = keep_alive(jit.c_function(entry, name, types.int64(*[types.int64] * 3)))
+    return python_function(compiled.address)
 
 
 def _word_at(builder: Any, address: Any, offset: int) -> Any:

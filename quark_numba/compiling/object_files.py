@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .lifetimes import keep_alive
+
 # Functions of Numba that only error paths call. Compiled functions raise nothing, so these paths never run.
 _ERROR_API = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
 
@@ -109,4 +111,4 @@ def _engine() -> Any:
     """Return LLVM's engine that owns the loaded code."""
     import llvmlite.binding as ll
 
-    return ll.create_mcjit_compiler(ll.parse_assembly(_MEMORY_STUBS), _machine())
+    return keep_alive(ll.create_mcjit_compiler(ll.parse_assembly(_MEMORY_STUBS), _machine()))

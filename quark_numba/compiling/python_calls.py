@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .cache import find_record, keep_record, load_function, reference_of
+from .lifetimes import keep_alive
 
 # The functions of the C API whose addresses compiled code gets, in addition to that of None. Compiled code is kept on disk, so
 # it must not contain addresses.
@@ -54,17 +56,18 @@ def _new_record() -> Any:
 
 _record = _new_record()
 
-# The functions by their addresses, with what they need. They live as long as the process.
-_functions: dict[int, tuple[Callable[..., Any], Any]] = {}
+# The addresses of the code of functions, for `reference_of`.
+_addresses: dict[Callable[..., Any], int] = {}
 
 
-def python_function(address: int, owner: Any = None) -> Callable[..., Any]:
-    """Return the Python function that is compiled at an address. `owner` is the object that frees the code."""
-    if address not in _functions:
-        definition = _Definition(b"kernel", address, _FASTCALL, None)
-        function: Callable[..., Any] = _new_function(ctypes.addressof(definition), _record, None)
-        _functions[address] = function, (definition, owner)
-    return _functions[address][0]
+@functools.cache
+def python_function(address: int) -> Callable[..., Any]:
+    """Return the Python function whose code is at an address, and is never freed. CPython reads the definition when it frees
+    the function, and so after it has cleared this module."""
+    definition = keep_alive(_Definition(b"kernel", address, _FASTCALL, None))
+    function: Callable[..., Any] = _new_function(ctypes.addressof(definition), _record, None)
+    _addresses[function] = address
+    return function
 
 
 def get_or_compile(name: str, create: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -75,6 +78,5 @@ def get_or_compile(name: str, create: Callable[[], Callable[..., Any]]) -> Calla
             return python_function(load_function(reference))
     created = create()
     with suppress(LookupError):
-        address = next((address for address, (function, _) in _functions.items() if function is created), 0)
-        keep_record(name, reference_of(address))
+        keep_record(name, reference_of(_addresses[created]))
     return created

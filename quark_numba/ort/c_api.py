@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p, create_string_buffer
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from ..compiling.lifetimes import keep_alive
 
 if TYPE_CHECKING:
     from ..declaration import Attribute, Kind
@@ -157,16 +159,6 @@ class Description(NamedTuple):
     input_characteristics: list[int]
     output_characteristics: list[int]
     runs_on_gpus: bool
-
-
-T = TypeVar("T")
-
-
-def keep_alive(value: T) -> T:
-    """Return `value`. It is never freed from now on, not even when the interpreter ends: ONNX Runtime may use its address as
-    long as the process lives."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-    return value
 
 
 @functools.cache

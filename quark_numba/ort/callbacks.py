@@ -23,9 +23,10 @@ from numba import types
 
 from ..compiling import cache, jit
 from ..compiling.intrinsics import array_at, call, record_at
+from ..compiling.lifetimes import keep_alive
 from ..compiling.object_files import ObjectFile, compile_assembly
 from ..compiling.records import new_record, words
-from .c_api import API, ORT_FAIL, OrtCustomOp, keep_alive
+from .c_api import API, ORT_FAIL, OrtCustomOp
 from .python_record import PYTHON
 
 # The work of the other thread. The thread calls `function` with the words a to d and the address of `is_done`. The function

@@ -10,9 +10,10 @@ from ctypes import c_int64, c_void_p
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..compiling.lifetimes import keep_alive
 from ..compiling.memory import release_compiler
 from . import c_api, kept_nodes
-from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, keep_alive, text_at
+from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, text_at
 from .kept_nodes import Node, NodeKernel
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.

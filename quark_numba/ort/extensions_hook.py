@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..compiling.intrinsics import array_at, call, record_at, stack
+from ..compiling.lifetimes import keep_alive
 from ..compiling.records import new_record, words
-from .c_api import keep_alive
 from .callbacks import NOTHING, compiled, run_on_another_thread, run_work
 from .python_record import PythonFunction, fill, python_functions
 

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.cache import find_record, keep_record, load_function, reference_of
-from .c_api import Description, has_shape_reference, keep_alive, texts_at
+from ..compiling.lifetimes import keep_alive
+from .c_api import Description, has_shape_reference, texts_at
 
 if TYPE_CHECKING:
     from ..declaration import Operator, Overload

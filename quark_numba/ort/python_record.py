@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..compiling.lifetimes import keep_alive
 from ..compiling.lock import thread_states
-from .c_api import keep_alive, text_at
+from .c_api import text_at
 
 # Functions of the C API of Python. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"

@@ -13,10 +13,11 @@ import numpy as np
 
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, ask, call, record_at, release, stack
+from ...compiling.lifetimes import keep_alive
 from ...compiling.records import new_record as new_record  # for the nodes
 from ...compiling.records import words
 from ...declaration import Operator
-from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT, keep_alive
+from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT
 
 # The first fields of every node's state. Compiled code is cached on disk and must not contain addresses, so the state has them.
 # `kept_nodes` knows the places of the first three.
