@@ -33,7 +33,7 @@ def kept():
     return optimized(cache=True)
 
 def evaluate():
-    return quark_numba.evaluate(PATHS[0], PATHS[1], [FEEDS])
+    return quark_numba.evaluate(PATHS[0], [FEEDS], reference=PATHS[1])
 
 def see(sessions):
     return [float(np.sum(session._sess.run([session._sess.outputs_meta[0].name], FEEDS, None)[0])) for session in sessions]
@@ -109,7 +109,7 @@ IN_DEL = """
 class Late:
     def __del__(self): see(self.sessions)
 late = Late()
-late.sessions = [each for each in made or () if hasattr(each, "_sess")]
+late.sessions = [each for each in (made if isinstance(made, list) else []) if hasattr(each, "_sess")]
 late.itself = late
 sys.exit(11)
 """
