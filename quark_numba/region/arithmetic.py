@@ -1,7 +1,7 @@
 """The arithmetic of one element: a scalar function of float32 values for each step.
 
-The results have the bits of ONNX Runtime's CPU provider, NaNs included, with one exception: if both operands are NaN, either
-one may be the result.
+The results have the bits of ONNX Runtime's CPU provider, NaNs included, with two exceptions: if both operands are NaN, either
+one may be the result; and ONNX Runtime may compute ``activations`` otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..element_types.codecs import decoder, nearest, rounder, upper_bits_rounder
 from ..fake_quantization.arithmetic import converter as fake_converter
 from ..linear.arithmetic import converter, has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
+from .activations import fma_in_float64, formulas
 from .key import CAST, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 
 _f32 = np.float32
@@ -61,7 +62,19 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Sqrt": lambda x: np.sqrt(x),
     "Sub": lambda a, b: _f32(a - b),
 }
-_PLAIN = {operator: inline(function) for operator, function in _FUNCTIONS.items()}
+
+
+@inline
+def _choose(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+_fma = fma if HAS_FMA else inline(fma_in_float64(_choose))
+
+_PLAIN = {
+    **{operator: inline(function) for operator, function in _FUNCTIONS.items()},
+    **formulas(inline, _fma, _choose),
+}
 
 # For operators with attributes: (attributes of a step) -> the function of the step. These functions are not cached, because 0
 # and -0 would be the same key.

@@ -13,6 +13,7 @@ from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..errors import counted
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
+from .activations import ACTIVATIONS, on_arrays
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
 # The possible numbers of lanes. A lane is a channel of a block of the blocked layout. The size of a tile is a multiple of each.
@@ -54,6 +55,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
     "ThresholdedRelu": lambda x, alpha: np.where(x > _f32(alpha), x, _f32(0)),
+    **{operator: functools.partial(on_arrays, operator) for operator in ACTIVATIONS},
     ROUND_TRIP: quantize_dequantize,
     FAKE_QUANTIZE.name: FAKE_QUANTIZE.call,
     "BFPQuantizeDequantize": bfp_quantize_dequantize,

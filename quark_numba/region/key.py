@@ -16,6 +16,7 @@ from ..fake_quantization.key import FORMS, select
 from ..fake_quantization.key import Key as FakeKey
 from ..fake_quantization.operators import FAKE_QUANTIZE as _FAKE_QUANTIZE
 from ..linear.versions import VERSIONS
+from .activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     import onnx
@@ -41,6 +42,7 @@ DOMAINS = {
 # The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {
     **{name: {} for name in ("Abs", "Ceil", "Floor", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sign", "Sqrt")},
+    **{name: {} for name in ACTIVATIONS},
     "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
     "LeakyRelu": {"alpha": 0.01},
     "ThresholdedRelu": {"alpha": 1.0},

@@ -55,6 +55,16 @@ def multiplies_exactly() -> bool:
     return bool(np.all(y == 64 * 255 * 127))
 
 
+def run_on_cpu(operator: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the result of an operator of ONNX, of one input and without attributes, on the CPU provider."""
+    return np.asarray(_session_of(operator).run(None, {"x": x})[0])
+
+
+@functools.cache
+def _session_of(operator: str) -> onnxruntime.InferenceSession:
+    return _session("", 13, helper.make_node(operator, ["x"], ["y"]), [FLOAT32.number], FLOAT32.number)
+
+
 def _plain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 

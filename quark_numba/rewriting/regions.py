@@ -14,10 +14,12 @@ from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32
 from ..region import key as programs
+from ..region.activations import ACTIVATIONS
 from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from . import casts
+from .activations import OTHERWISE, is_computed_alike
 from .fusions import fused_values
 from .graph import Graph
 from .nodes import GraphOperand, Node
@@ -66,6 +68,10 @@ class _Steps:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.count_left(node, self.fused[node.outputs[0].name])
+            return None
+        # The CUDA provider computes them otherwise.
+        if node.op_type in ACTIVATIONS and (self.graph.operators == "cuda" or not is_computed_alike(node.op_type)):
+            self.graph.count_left(node, OTHERWISE)
             return None
         return self._cast(node) if node.op_type == CAST else self._elementwise(node)
 
