@@ -43,7 +43,7 @@ def _samples(operator: str) -> Iterator[NDArray[np.float32]]:
     common = rng.normal(0, 2, 67).astype(np.float32)
     yield from (common[:length] for length in range(1, 68))
     exponents, mantissas = np.arange(512, dtype=np.uint32) << 23, rng.integers(0, 1 << 23, 62, dtype=np.uint32)
-    yield (exponents[:, None] | np.uint32([0, *mantissas, (1 << 23) - 1])).reshape(-1).view(np.float32)
+    yield (exponents[:, None] | np.array([0, *mantissas, (1 << 23) - 1], np.uint32)).reshape(-1).view(np.float32)
     for limit in LIMITS[operator]:
         middle = int(np.float32(limit).view(np.uint32))
         yield np.arange(middle - (1 << 18), middle + (1 << 10), dtype=np.uint32).view(np.float32)

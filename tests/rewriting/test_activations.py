@@ -1,4 +1,4 @@
-"""The activation functions that regions compute as ONNX Runtime does. `test_regions.py` compares each step with ONNX Runtime."""
+"""Activation functions in regions. `test_regions.py` compares each step with ONNX Runtime."""
 
 from fractions import Fraction
 
@@ -57,7 +57,7 @@ def test_asks_onnx_runtime(name, monkeypatch):
     finally:
         activations.is_computed_alike.cache_clear()
     assert operators(rewritten.model) == [name, "QuantizeDequantizeLinear"]
-    assert rewritten.left == {(name, activations.OTHERWISE): 1}
+    assert rewritten.left == {(f"ai.onnx::{name}", activations.OTHERWISE): 1}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
