@@ -7,7 +7,6 @@ to -0, which the second round trip turns into 0. So it is dropped only where no 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..declaration import BlockRoundTrip, RoundTrip
 from ..element_types import BFLOAT16, FLOAT32
+from . import moved_blocks
 from .graph import Graph
 from .nodes import GraphOperand
 from .round_trips import is_exact
@@ -26,8 +26,12 @@ REPEATED = "dropped: an equal one rounded its x already"
 _RoundTrip = RoundTrip[GraphOperand] | BlockRoundTrip[GraphOperand]
 
 
+# A value, and the axis of its blocks, or None if the round trip is not to a block format.
+_Rounded = tuple[ir.Value, int | None]
+
+
 def rewrite(graph: Graph) -> None:
-    rounded: dict[ir.Value, _RoundTrip] = {}
+    rounded: dict[_Rounded, _RoundTrip] = {}
     for node in graph.nodes():
         round_trip = graph.meaning(node)
         if not isinstance(round_trip, (RoundTrip, BlockRoundTrip)) or node.y.is_graph_output():
@@ -66,46 +70,61 @@ def _is_idempotent(round_trip: _RoundTrip) -> bool:
     return is_power_of_two and round_trip.is_symmetric and (codes is not BFLOAT16 or value == 1)
 
 
-def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[ir.Value, _RoundTrip]) -> bool:
-    """Return whether all elements of x are results of equal round trips. `rounded` maps the values for which that is known to
-    such a round trip. This function adds the values that it finds, so that long chains are not walked from each of their
-    nodes."""
-    waiting, seen = [x], {x}
+def _is_rounded(graph: Graph, x: ir.Value, round_trip: _RoundTrip, rounded: dict[_Rounded, _RoundTrip]) -> bool:
+    """Return whether all elements of x are results of equal round trips, and in a block format also together in their blocks.
+    `rounded` maps the values for which that is known to such a round trip. This function adds the values that it finds, so that
+    long chains are not walked from each of their nodes."""
+    first = _place(graph, x, round_trip)
+    waiting, seen = [first], {first}
     while waiting:
-        value = waiting.pop()
-        if value in rounded and _is_equal(rounded[value], round_trip):
+        value, _ = place = waiting.pop()
+        if place in rounded and _is_equal(rounded[place], round_trip):
             continue
         producer = value.producer()
         if producer is None:
             return False
         before = graph.meaning(graph.node(producer))
         if isinstance(before, (RoundTrip, BlockRoundTrip)):
-            if not _is_equal(before, round_trip):
+            if not _is_equal(before, round_trip) or _place(graph, value, before) != place:
                 return False
+            if isinstance(before, BlockRoundTrip) and value is not x and not _has_several_elements(graph, value):
+                return False  # the operator returns one element as it is
             continue
         if producer.domain or graph.node(producer):
             return False
-        for source in _sources(graph, producer, round_trip):
-            if source is None:
-                return False
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
+        found = _sources(graph, producer, place, round_trip)
+        if found is None:
+            return False
+        waiting += found - seen
+        seen |= found
     rounded.update(dict.fromkeys(seen, round_trip))
     return True
 
 
-def _sources(graph: Graph, node: ir.Node, round_trip: _RoundTrip) -> Sequence[ir.Value | None]:
-    """Return the inputs of a node whose rounding makes its output rounded, or (None,) if the output may not be rounded. In a
-    block format the elements have to keep their places."""
+def _place(graph: Graph, value: ir.Value, round_trip: _RoundTrip) -> _Rounded:
+    """Return a value, the x or y of a round trip, with the axis of its blocks."""
+    return moved_blocks.blocks_of(graph, value, round_trip.axis) if isinstance(round_trip, BlockRoundTrip) else (value, None)
+
+
+def _has_several_elements(graph: Graph, value: ir.Value) -> bool:
+    return any(isinstance(length, int) and length > 1 for length in graph.shape(value) or ())
+
+
+def _sources(graph: Graph, node: ir.Node, place: _Rounded, round_trip: _RoundTrip) -> set[_Rounded] | None:
+    """Return the values whose rounding makes an output of a node rounded, or None if the output may not be rounded. In a block
+    format, elements of a block have to stay together."""
+    value, axis = place
     if isinstance(round_trip, BlockRoundTrip):
-        return node.inputs[:1] if node.op_type in ("Identity", "Relu") else (None,)
-    if node.op_type in MOVE_ALL:
-        return node.inputs
-    return node.inputs[:1] if node.op_type in MOVE_FIRST or _keeps_rounded(graph, node, round_trip) else (None,)
+        assert axis is not None
+        blocks = moved_blocks.sources(graph, moved_blocks.Blocks(value, axis), round_trip.block_size)
+        return None if blocks is None else set(blocks)
+    values = node.inputs[:1] if node.op_type in MOVE_FIRST or _keeps_rounded(graph, node, round_trip) else ()
+    values = node.inputs if node.op_type in MOVE_ALL else values
+    return {(each, None) for each in values if each} if values and None not in values else None
 
 
 def _is_equal(before: _RoundTrip, round_trip: _RoundTrip) -> bool:
+    """Return whether two round trips give the same bits for the same blocks, along whatever axes."""
     if isinstance(before, BlockRoundTrip):
         return before.is_equal(round_trip)
     if isinstance(round_trip, BlockRoundTrip):
