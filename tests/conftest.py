@@ -18,6 +18,9 @@ from quark_numba.linear.versions import VERSIONS
 # Two workers of pytest-xdist keep two cores busy.
 os.environ[PROCESSES] = "1"
 
+# No model is cached unless a test asks for it: what one test caches, another would find.
+os.environ["QUARK_NUMBA_CACHE_MB"] = "0"
+
 
 class _Process(cache._Process):
     """A process whose sessions do not say that they compile. Which test is the first to need a kernel depends on the cache and

@@ -154,9 +154,14 @@ class Source:
         return sorted(self._states)
 
     @property
+    def size(self) -> int:
+        """The bytes of the tensors of the model."""
+        return sum(map(protos.nbytes, self.proto.graph.initializer))
+
+    @property
     def is_large(self) -> bool:
         """Return whether the tensors of the model are larger than those of a model in memory may be."""
-        return sum(map(protos.nbytes, self.proto.graph.initializer)) > MAX_IN_MEMORY
+        return self.size > MAX_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:

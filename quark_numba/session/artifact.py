@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ class Artifact(NamedTuple):
     - `left`: the numbers of nodes that were not rewritten, by operator and reason.
     - `why_not_kept`: the reason why the model must not be cached, or "" if it may be cached.
     - `state`: the state of a cached model's file.
+    - `keep`: caches a small model, once its session exists. None if the model is not cached by default.
     - `probes`: the two probes of ``initializers``, which tell whether options replace initializers of a cached model. Empty if
       the model was built with options that replace initializers.
     - `refusal`: the reason why the model cannot run, if ONNX Runtime refuses it, or "" if no reason is known."""
@@ -32,6 +33,7 @@ class Artifact(NamedTuple):
     left: Mapping[tuple[str, str], int] = MappingProxyType({})
     why_not_kept: str = ""
     state: State | None = None
+    keep: Callable[[], None] | None = None
     probes: tuple[bytes, ...] = ()
     refusal: str = ""
 
@@ -61,8 +63,9 @@ class Artifact(NamedTuple):
         return self.report() | {"probes": [base64.b64encode(probe).decode() for probe in self.probes]}
 
     @classmethod
-    def of_facts(cls, path: str, facts: dict[str, Any], state: State) -> Artifact:
-        """Return the artifact of a cached file. Raise an exception of any kind if the facts are malformed."""
+    def of_facts(cls, path: str | None, facts: dict[str, Any], state: State | None) -> Artifact:
+        """Return the artifact of a cached file, or of a model without changes. Raise an exception of any kind if the facts are
+        malformed."""
         left = {(group["operator"], group["why"]): group["nodes"] for group in facts["left"]}
         probes = tuple(map(base64.b64decode, facts["probes"]))
         return cls(path, ExitStack(), facts["regions_in_blocked_layout"], left, state=state, probes=probes)

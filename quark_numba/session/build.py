@@ -3,6 +3,7 @@ the blocked layout. A large model is written to files."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections import Counter
@@ -28,7 +29,7 @@ from . import initializers
 from .artifact import Artifact
 from .blocked_layout import has_regions, lay_out
 from .blocked_nodes import REGION
-from .model_cache import ModelCache
+from .model_cache import ModelCache, small
 from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
@@ -63,14 +64,15 @@ def create_artifact(request: SessionRequest) -> Artifact:
         request = request._replace(replaced=initializers.find_replacements(model, request.options, request.providers))
     replaced = request.replacements
     source = _open(request, model, state)
-    is_kept = request.cache and not replaced.names and not replaced.from_memory
+    is_kept = request.cache is not False and not replaced.names and not replaced.from_memory
     probes = (initializers.make_probe(model), initializers.make_probe_of_a_file()) if is_kept else ()
     refusals = _find_refusals(model)
     del model
     artifact = get_or_build(request, source, probes)
     if artifact.source is None and request.path is not None:
         named_in_utf8(request.path)
-    _warn(request, artifact.left)
+    if _warn(request, artifact.left):
+        artifact = artifact._replace(keep=None)  # the next session warns again
     left = {name for name, _ in artifact.left}
     rewritten = {name for name in refusals if channels_last.is_channels_last(*name.split("::"))} - left
     return artifact._replace(refusal=next((why for name, why in refusals.items() if name not in rewritten), ""))
@@ -130,13 +132,15 @@ def _find_refusals(model: onnx.ModelProto) -> dict[str, str]:
     return refusals
 
 
-def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> None:
-    """Log a warning for each kind of slow node."""
+def _warn(request: SessionRequest, left: Mapping[tuple[str, str], int]) -> bool:
+    """Log a warning for each kind of slow node. Return whether there is one."""
     if inputs := sum(count for (_, why), count in left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
     written = request.written_operators
-    if written != "custom" and (nodes := optimize.not_standard_as_text(left, written)):
+    nodes = "" if written == "custom" else optimize.not_standard_as_text(left, written)
+    if nodes:
         _log.warning(_ON_THE_CPU, nodes)
+    return bool(inputs or nodes)
 
 
 def get_or_build(request: SessionRequest, source: model_files.Source, probes: tuple[bytes, ...] = ()) -> Artifact:
@@ -150,8 +154,16 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
 
     if source.path is None and request.cache not in (None, False):
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
-    if source.path is not None and (cache := ModelCache.choose(request.cache)):
-        artifact = cache.get_or_create(request, [source.path, *source.named_files], build)
+    is_by_default, is_in_memory = request.cache is None, source.size <= model_files.MAX_IN_MEMORY
+    may_keep = source.path is not None and not (is_by_default and (not 0 < small() >= source.size or not probes))
+    if source.path is not None and may_keep and (cache := ModelCache.choose(request.cache)):
+        files = [source.path, *source.named_files]
+        if is_by_default and is_in_memory:
+            entry, original = cache.entry(request, files), os.path.abspath(source.path)
+            made = cache.open_or_discard(entry) or _build(request, source, request.temporary_folder)._replace(probes=probes)
+            artifact = made if made.path else made._replace(keep=functools.partial(cache.add, entry, made, original))
+        else:
+            artifact = cache.get_or_create(request, files, build)
     else:
         artifact = _build(request, source, request.temporary_folder)
     source.forget()
@@ -176,6 +188,7 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
             rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.whole(), Counter(), Counter())
             if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
+                source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
             model = _to_proto(rewritten, plan, folder, files)
             source.check()

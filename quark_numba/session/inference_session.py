@@ -88,12 +88,18 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Python's folder for temporary files, which the environment variable TMPDIR sets. On Windows, the files are removed after
         the session. On other systems, they are removed as soon as the session has opened them, and their disk space is free
         when the session is deleted.
-    cache : bool or path
-        Whether to save the optimized model for later sessions, in the user's cache (True) or in a folder. The saved model is
-        as large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions.
-        A damaged model is built again. If a model cannot be saved, a warning is logged (`logging`), and the session runs all
-        the same. If the saved models take more than 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB,
-        the least recently used models are removed. ``quark-numba info`` prints the folder and its size.
+    cache : bool or path, optional
+        Whether to save the optimized model for later sessions, in the user's cache (True), in a folder, or not at all (False).
+        By default, a model with a path is saved in the user's cache if its tensors take at most 64 MB, or the megabytes in the
+        environment variable QUARK_NUMBA_CACHE_MB. It is saved once the session exists. It is not saved, without a warning, if
+        the options replace its initializers, if the session logs a warning about its nodes, or if there is no folder that only
+        this user can write to.
+
+        The saved model is as large as its tensors. It is found by a digest of the original's files, the options, the processor
+        and the versions. A damaged model is built again. If `cache` is given and a model cannot be saved, a warning is logged
+        (`logging`), and the session runs all the same. If the saved models take more than 64 GB, or the gigabytes in the
+        environment variable QUARK_NUMBA_CACHE_GB, the least recently used models are removed. ``quark-numba info`` prints the
+        folder and its size.
     providers, provider_options, disabled_optimizers, enable_fallback, read_config_from_model
         As in ``onnxruntime.InferenceSession``.
 
@@ -106,7 +112,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     TypeError, ValueError
         If an argument has an invalid value or type, or a name that neither this class nor ONNX Runtime knows; if `cache` is set
         for a model without a path; if `qdq` is "onnxruntime" and `sess_options` were registered with "float"; or if
-        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is not a number.
+        QUARK_NUMBA_COMPILE_PROCESSES, QUARK_NUMBA_CACHE_GB or QUARK_NUMBA_CACHE_MB is set in the environment, but is not a
+        number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """
@@ -125,7 +132,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         keep_quantized_weights: bool = False,
         keep_initializers_as_inputs: bool = True,
         temporary_folder: str | os.PathLike[str] | None = None,
-        cache: bool | str | os.PathLike[str] = False,
+        cache: bool | str | os.PathLike[str] | None = None,
         **ort_arguments: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
@@ -153,6 +160,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             super(InferenceSession, self).__init__(source, options, *chosen, **ort_arguments)
 
         artifact = self._start(request, _open_kept(request) or _create_artifact(request), create, provider_options)
+        if artifact.keep:
+            artifact.keep()
         # `set_providers` prepares the model again, so it is kept, except for a large one in memory.
         self._request: SessionRequest | None = request
         if request.path is None:

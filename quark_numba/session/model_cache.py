@@ -12,12 +12,13 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..compiling.cache import location
 from ..compiling.user_folder import OTHERS_WRITE, make_own, own_folder, warn, without_links
-from ..errors import EnvironmentVariableError, MissingFileError, WriteError, reason_of
+from ..errors import EnvironmentVariableError, MissingFileError, WriteError, errors_ignored, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import remove_left_behind, temporary_folder
 from . import cache_keys
@@ -35,8 +36,10 @@ _MANIFEST = "kept.json"
 # The name and the content of the file that marks a folder as this package's. Folders without this file are never removed.
 _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
 
-# The environment variable for the size limit of a folder in gigabytes, and the default.
+# The environment variables for the size limit of a folder in gigabytes, and for the size up to which models are cached by
+# default in megabytes; and the defaults.
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
+_SMALL, _DEFAULT_SMALL = "QUARK_NUMBA_CACHE_MB", 64.0
 
 
 def users_folder() -> Path:
@@ -51,9 +54,14 @@ class ModelCache(NamedTuple):
 
     @classmethod
     def choose(cls, cache: bool | str | os.PathLike[str] | None) -> ModelCache | None:
-        """Return the cache that an argument `cache` means: True means the cache of the user. Return None if the argument means
-        no cache. Also return None, with a warning, if the user has no cache folder, or if other users can write to it."""
-        if cache is None or cache is False:
+        """Return the cache that an argument `cache` means: True means the cache of the user, and so does None, for small
+        models. Return None if the argument means no cache. Also return None if the user has no cache folder, or if other users
+        can write to it: for True with a warning, and for None also if kernels are not saved."""
+        if cache is False:
+            return None
+        if cache is None:
+            with suppress(OSError):
+                return None if location().why_not or not location().may_read else cls(users_folder())
             return None
         if cache is not True:
             return cls(Path(cache).absolute())
@@ -67,9 +75,10 @@ class ModelCache(NamedTuple):
         """Return the path of the entry for a request. Return None if the request has no model file, or if the state of this
         file has changed or was not recorded."""
         files = cache_keys.recall_files(self.folder, request.path) if request.path is not None else None
-        return self._entry(request, files) if files else None
+        return self.entry(request, files) if files else None
 
-    def _entry(self, request: SessionRequest, files: Sequence[str | os.PathLike[str]]) -> Path:
+    def entry(self, request: SessionRequest, files: Sequence[str | os.PathLike[str]]) -> Path:
+        """Return the path of the entry for a request and the files of its model, the model file first."""
         return self.folder / cache_keys.name_entry(self.folder, files, request.facts())
 
     def get_or_create(
@@ -84,7 +93,7 @@ class ModelCache(NamedTuple):
         - the model that another process has added meanwhile;
         - the model as it was built, with a warning that names the folder and the reason;
         - if an error of the folder prevented the build, a model built with the default folder, with the same warning."""
-        entry = self._entry(request, files)
+        entry = self.entry(request, files)
         if kept := self.open_or_discard(entry):
             return kept
         limit()  # raises EnvironmentVariableError
@@ -106,6 +115,13 @@ class ModelCache(NamedTuple):
         _log.warning("%s: could not cache the optimized model: %s", self.folder, reason)
         return artifact or build(None)
 
+    def add(self, entry: Path, artifact: Artifact, original: str) -> None:
+        """Add a model of which a session exists already. Do nothing if that is not possible, or has been done."""
+        with errors_ignored(), artifact._replace(files=ExitStack()) as own:
+            if not os.path.lexists(entry):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._keep(entry, own, original)
+
     def open_or_discard(self, entry: Path) -> Artifact | None:
         """Return the model of an entry, or None if there is no entry. A damaged entry is removed."""
         kept = None
@@ -122,18 +138,17 @@ class ModelCache(NamedTuple):
         cache. A marker and a manifest are added to that folder, which is then renamed to the entry. If the cache is now too
         large, the least recently used entries are removed.
 
-        `original` is the path of the model that the caller passed. It is recorded only for people who inspect the folder. A
-        model that needs no change has no files, and is returned unchanged. Raise OSError if the entry cannot be written or
-        already exists, and WriteError if the model must not be cached."""
-        if artifact.source is None:
-            return artifact
+        `original` is the path of the model that the caller passed. It is recorded only for people who inspect the folder. The
+        entry of a model that needs no change has no model file. Raise OSError if the entry cannot be written or already exists,
+        and WriteError if the model must not be cached."""
         if artifact.why_not_kept:
             raise WriteError(artifact.why_not_kept)
-        if isinstance(artifact.source, bytes):
-            path = Path(artifact.files.enter_context(temporary_folder(self.folder)), "model.onnx")
-            path.write_bytes(artifact.source)
-        else:
+        if isinstance(artifact.source, str):
             path = Path(artifact.source)
+        else:
+            path = Path(artifact.files.enter_context(temporary_folder(self.folder)), "model.onnx")
+            if artifact.source is not None:
+                path.write_bytes(artifact.source)
         folder = path.parent
         names = os.listdir(folder)
         (folder / _MARKER).write_bytes(_MARK)
@@ -144,12 +159,13 @@ class ModelCache(NamedTuple):
         states = {name: state_of(folder / name) for name in names}
         files = {name: [state, _digest(folder / name)] for name, state in states.items()}
         facts = artifact.facts() | {"original": original}
-        manifest = {"name": entry.name, "file": path.name, "files": files, "facts": facts}
+        model = path.name if path.name in files else None
+        manifest = {"name": entry.name, "file": model, "files": files, "facts": facts}
         (folder / _MANIFEST).write_text(json.dumps(manifest))
         os.rename(folder, entry)
         artifact.files.close()
         self._make_room(entry)
-        return artifact._replace(source=str(entry / path.name), state=states[path.name])
+        return artifact._replace(source=str(entry / model), state=states[model]) if model else artifact
 
     def entries(self) -> list[tuple[Path, int, float]]:
         """Return the entries, the least recently used first. Each has its size in bytes and the time of its last use."""
@@ -196,11 +212,21 @@ class ModelCache(NamedTuple):
 
 def limit() -> float:
     """Return the size limit of a cache in bytes. Raise EnvironmentVariableError if the variable is not a valid limit."""
+    return _size(_LIMIT, _DEFAULT_LIMIT, 1e9, "gigabytes")
+
+
+def small() -> float:
+    """Return the bytes of tensors up to which models are cached by default, or 0 if none are. Raise EnvironmentVariableError if
+    the variable is not a valid limit."""
+    return _size(_SMALL, _DEFAULT_SMALL, 1e6, "megabytes")
+
+
+def _size(variable: str, default: float, unit: float, name: str) -> float:
     with suppress(ValueError):
-        limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
-        if limit >= 0:
-            return limit
-    raise EnvironmentVariableError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
+        size = float(os.environ.get(variable, default)) * unit
+        if size >= 0:
+            return size
+    raise EnvironmentVariableError(f"{variable} is {os.environ[variable]!r}; expected a number of {name}")
 
 
 def _open(entry: Path) -> Artifact:
@@ -217,7 +243,8 @@ def _open(entry: Path) -> Artifact:
             raise ValueError(f"{name} is damaged")
     if manifest["name"] != entry.name:
         raise ValueError(f"it is {manifest['name']}")
-    kept = Artifact.of_facts(str(entry / model), manifest["facts"], states[model])
+    path, state = (None, None) if model is None else (str(entry / model), states[model])
+    kept = Artifact.of_facts(path, manifest["facts"], state)
     with suppress(OSError):
         if any(states[name] != state for name, (state, _) in files.items()):
             manifest["files"] = {name: [states[name], digest] for name, (_, digest) in files.items()}
