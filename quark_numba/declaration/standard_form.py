@@ -87,6 +87,14 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return x in another shape. As in ONNX, 0 stands for the dimension that x has, and one -1 for what is left."""
         return self("Reshape", x, int64s(*shape))
 
+    def unsqueeze(self, x: AnyOperand, *axes: int) -> AnyOperand:
+        """Return x with dimensions of length 1 at these axes of the result."""
+        return self("Unsqueeze", x, axes=axes) if self.opset < 13 else self("Unsqueeze", x, int64s(*axes))
+
+    def squeeze(self, x: AnyOperand, *axes: int) -> AnyOperand:
+        """Return x without these axes, whose lengths are 1."""
+        return self("Squeeze", x, axes=axes) if self.opset < 13 else self("Squeeze", x, int64s(*axes))
+
     def along(self, given: Given, x: AnyOperand, axis: int) -> Given:
         """Return parameters, one for each index along an axis of x, in a shape that broadcasts to x."""
         rank = self.rank(x)

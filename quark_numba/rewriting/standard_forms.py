@@ -19,7 +19,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, Shape, Tensor
 from ..declaration.reasons import NotRewrittenError, faults_as_reasons, require, stays_if
-from ..element_types import ElementType
+from ..element_types import FLOAT16, ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import GraphOperand, Node
@@ -36,6 +36,9 @@ WRITTEN = "written in standard operators"
 
 # The most bytes of a constant that the inference of shapes is given.
 _MAX_READ = 1 << 10
+
+# ONNX Runtime names the Casts so that it puts around float16 nodes without a kernel of float16 (see `_NodeWriter.fence`).
+_INSERTED = "InsertedPrecisionFreeCast_"
 
 
 def rewrite(graph: Graph) -> None:
@@ -79,6 +82,8 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         builder.drop()
         raise
     for old, operand in zip(node.ir_node.outputs, outputs, strict=True):
+        if builder.is_to_fence_behind(operand.value, old):
+            operand = builder.fence(operand)
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
         graph.copy_inferred(old, new)
         bounds.copy(old, new)
@@ -88,25 +93,31 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     graph.remove(node, WRITTEN)
 
 
-# Operators of ONNX and ONNX Runtime that multiply matrices, those that may be dropped from between two nodes, and how many
-# nodes are looked at.
+# Operators of ONNX and ONNX Runtime that multiply matrices, Cast, those that may be dropped from between two nodes, and how
+# many nodes are looked at.
+_CASTS = ("Cast",)
 _PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
 _DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 _MAX_NODES = 16
 
 
 def _is_beside_product(node: ir.Node) -> bool:
-    """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be dropped.
-    Return True if there are too many nodes to look at."""
-    waiting = [(other, neighbours) for neighbours in (ir.Node.successors, _producers) for other in neighbours(node)]
+    """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be
+    dropped."""
+    return _is_beside(_PRODUCTS, [(other, step) for step in (ir.Node.successors, _producers) for other in step(node)])
+
+
+def _is_beside(op_types: Collection[str], waiting: list[tuple[ir.Node, Callable[[ir.Node], Sequence[ir.Node]]]]) -> bool:
+    """Return whether a node has one of these types: one of those that are given, or one that is reached from them through nodes
+    that may be dropped, with the steps that are given. Return True if there are too many nodes to look at."""
     for _ in range(_MAX_NODES):
         if not waiting:
             return False
-        other, neighbours = waiting.pop()
-        if other.op_type in _PRODUCTS:
+        other, step = waiting.pop()
+        if other.op_type in op_types:
             return True
         if other.op_type in _DROPPED:
-            waiting += [(each, neighbours) for each in neighbours(other)]
+            waiting += [(each, step) for each in step(other)]
     return True
 
 
@@ -131,15 +142,20 @@ class _NodeWriter(Builder[GraphOperand]):
         super().__init__(graph.model.opset_imports.get("", 1), is_for_webgpu=graph.operators == "webgpu")
         self._graph, self._node, self._bounds = graph, node, bounds
         self.written: list[ir.Node] = []
+        self._fences: dict[ir.Value, GraphOperand] = {}
 
     def __call__(self, op_type: str, *inputs: Any, **attributes: Any) -> GraphOperand:
         try:
             schema = onnx.defs.get_schema(op_type, self.opset, "")
         except SchemaError:
             raise NotRewrittenError(f"opset {self.opset} has no {op_type}") from None
-        made = ir.node(op_type, [None if operand is None else self._value(operand) for operand in inputs], attributes)
+        values = [None if operand is None else self._value(operand) for operand in inputs]
+        if op_type == "Cast" and self._is_to_fence(values[0]):
+            values[0] = self.fence(inputs[0]).value
+        made = ir.node(op_type, values, attributes)
         (y,) = made.outputs
-        made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
+        name = f"{self._node.y.name}_{op_type}"
+        made.name = y.name = self._graph.unused_name(f"of_{name}" if name.startswith(_INSERTED) else name)
         try:
             self._infer(made, schema)
         except NotRewrittenError:
@@ -150,6 +166,51 @@ class _NodeWriter(Builder[GraphOperand]):
         self.written.append(made)
         self._bounds.add(made)
         return GraphOperand(self._graph, y)
+
+    def fence(self, x: GraphOperand) -> GraphOperand:
+        """Return x behind a node that keeps a Cast on its one side from being joined with a Cast on its other side.
+
+        If the CPU provider has no kernel of float16 for a node, ONNX Runtime computes it in float32, between two Casts of its
+        own. Then it joins neighbouring Casts, at every optimization level, also if one of them is its own and the other one is
+        written in a model. So rounding to float16 is lost if a form's Cast from float16 follows such a node, or such a node
+        follows a form's Cast to float16. Likewise a Cast of the model to an integer type is joined with a Cast that a form
+        ends with. Two Casts that both stand in the model, one from float32 to 16 bits and one back, are not joined, so those
+        within a form and those of two forms in a row are kept.
+
+        A Concat of one input is a fence for three reasons. Only Casts that are direct neighbours are joined. No optimizer drops
+        a Concat, as it does an Identity, or a Slice or Reshape that changes nothing. And it is computed in float16: the CPU
+        provider has a kernel for every type, and ONNX Runtime replaces it with one of float32 only if all its neighbours are
+        computed in float32 between Casts, which a Cast is not."""
+        if x.value in self._fences:
+            return self._fences[x.value]
+        shape = self.shape(x)
+        y = self("Concat", x if shape else self.unsqueeze(x, 0), axis=0)
+        self._fences[x.value] = y if shape else self.squeeze(y, 0)
+        return self._fences[x.value]
+
+    def _is_to_fence(self, value: ir.Value | None) -> bool:
+        """Return whether a Cast of a value needs a fence: whether the value is float16, and computed in the run by anything but
+        a Cast of the model."""
+        producer = value.producer() if value else None
+        if producer is None or value is None or self._graph.tensor(value) is not None:
+            return False
+        if self._graph.inferred_type(value) is not FLOAT16:
+            return False
+        return producer.op_type != "Cast" or (producer.name or "").startswith(_INSERTED)
+
+    def is_to_fence_behind(self, y: ir.Value, old: ir.Value) -> bool:
+        """Return whether the result y of the form, which takes the place of the output `old`, needs a fence."""
+        users = [user for user in old.consumers() if user not in self.written]
+        if self._graph.inferred_type(y) is FLOAT16:
+            return not all(self._is_written_later(user) for user in users)
+        producer = y.producer()
+        if producer is None or producer.op_type != "Cast" or producer not in self.written:
+            return False
+        return _is_beside(_CASTS, [(user, ir.Node.successors) for user in users])
+
+    def _is_written_later(self, user: ir.Node) -> bool:
+        """Return whether a user of a value is a node of the package that is written in a form too, or takes float16 itself."""
+        return self._graph.node(user) is not None and (bool(user.domain) or self._graph.qdq != "onnxruntime")
 
     @functools.cached_property
     def is_beside_product(self) -> bool:
