@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.reasons import require, stays_if
+from ..declaration.reasons import require
 from ..declaration.standard_arithmetic import (
     LARGEST,
     half_away_from_zero,
@@ -23,7 +23,7 @@ from ..declaration.standard_arithmetic import (
     power_of_two,
     sign,
 )
-from ..declaration.standard_form import Builder, int64s
+from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat
 from .granularity import Format
@@ -41,13 +41,17 @@ def round_trip(
     """Write BFPQuantizeDequantize or MXQuantizeDequantize, whose format `make_format` returns. An x of one element is returned
     as it is (see ``kernels.run``)."""
     x, (key, block_format) = inputs[0], make_format(X_TYPES[0], **attributes)
-    shape, x_type = _shape(op, x), require(x.element_type, "the type of its x is not known")
-    if 0 in shape or all(length == 1 for length in shape):
+    shape, x_type = op.shape(x), require(x.element_type, "the type of its x is not known")
+    if shape is not None and (0 in shape or all(length == 1 for length in shape)):
         return [x]
     whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
-    axis = int(attributes["axis"]) % len(shape) if len(shape) > 1 else 0
+    axis = int(attributes["axis"])
+    if shape is None:
+        value = _with_axis(op, value, axis)
+    else:
+        axis = axis % len(shape) if len(shape) > 1 else 0
     cut = _cut(op, value, axis, block_format.block, block_format.sub_block, is_padded=True)
     if key.is_microexponent:
         y = _microexponents(op, cut, block_format)
@@ -56,7 +60,9 @@ def round_trip(
     else:
         y = _whole_numbers(op, cut, block_format)
     y = cut.restore(y)
-    if all(length in (None, 1) for length in shape):
+    if shape is None:
+        y = op.like(y, whole)
+    if shape is None or all(length in (None, 1) for length in shape):
         y = op("Where", op("Equal", op("Size", whole), np.array(1, np.int64)), whole, y)
     return [op.cast(y, x_type)]
 
@@ -170,7 +176,7 @@ def nvidia_round_trip(
     nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 ) -> list[AnyOperand]:
     """Write NVFP4QuantizeDequantize or MXFP8QuantizeDequantize."""
-    if 0 in _shape(op, inputs[0]):
+    if 0 in (op.shape(inputs[0]) or ()):
         return [inputs[0]]
     cut, quotient, _, step = _quantized(nvidia, op, inputs, attributes)
     return [cut.restore(op("Mul", nearest(op, quotient, nvidia.codes), step))]
@@ -181,13 +187,7 @@ def nvidia_quantizer(
 ) -> list[AnyOperand]:
     """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. The operands of the Casts are numbers that the types of codes
     and scales hold."""
-    shape, scales = _shape(op, inputs[0]), nvidia.scales if nvidia is NVIDIA_NVFP4 else UINT8
-    if 0 in shape:
-        axis = int(attributes["axis"]) % len(shape)
-        shape[axis] = (shape[axis] or 0) // int(attributes["block_size"])
-        stays_if(None in shape, "its x has no elements, and lengths that are not known")
-        none: Any = np.zeros(shape, np.float32)
-        return [op.cast(inputs[0], nvidia.codes), op("Cast", none, to=scales.number)]
+    scales = nvidia.scales if nvidia is NVIDIA_NVFP4 else UINT8
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
     if not nvidia.codes.has_nan:
         quotient = op.without_nan(quotient, float(nvidia.codes.highest))
@@ -204,7 +204,7 @@ def _quantized(
     """Return x in blocks, the quotients to be rounded to codes, the scales of blocks, and their steps (see
     ``arithmetic.block_functions``)."""
     x, block = op.cast(inputs[0], FLOAT32), int(attributes["block_size"])
-    cut = _cut(op, x, int(attributes["axis"]) % op.rank(x), block, block, is_padded=False)
+    cut = _cut(op, x, int(attributes["axis"]), block, block, is_padded=False)
     magnitude, highest = op("Abs", cut.blocks), float(nvidia.codes.highest)
     largest = op.reduce("ReduceMax", magnitude, cut.elements)
     if nvidia is NVIDIA_NVFP4:
@@ -250,7 +250,8 @@ def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
 
 class _Cut(NamedTuple, Generic[AnyOperand]):
     """x in blocks. `blocks` is x, padded to whole blocks, in a shape with an axis for the elements of a sub-block. If a block
-    has several sub-blocks, the axis in front of that is for the sub-blocks."""
+    has several sub-blocks, the axis in front of that is for the sub-blocks. If lengths are known only in the run, `apart` is
+    the padded x with axes of length 1, `new`, in their places. An axis below 0 counts from the end."""
 
     op: Builder[AnyOperand]
     x: AnyOperand
@@ -260,85 +261,126 @@ class _Cut(NamedTuple, Generic[AnyOperand]):
     blocks: AnyOperand
     elements: int  # the axis of the elements
     has_sub_blocks: bool
+    apart: AnyOperand | None = None
+    new: Sequence[int] = ()
 
     def restore(self, y: AnyOperand) -> AnyOperand:
         """Return a tensor of the shape of `blocks` in the shape of x."""
-        op, length = self.op, _shape(self.op, self.x)[self.axis]
-        y = self._shaped(y, _shape(op, self.padded)[self.axis], self.padded)
+        op, shape, padded = self.op, self.op.shape(self.x), self.op.shape(self.padded)
+        if self.apart is not None:
+            y = op.squeeze(op("Reshape", y, op("Shape", self.apart)), *self.new)
+        elif padded is not None:
+            y = self._shaped(y, padded[self.axis])
         if self.padded is self.x:
             return y
-        return op("Slice", y, int64s(0), int64s(length) if length else _length(op, self.x, self.axis), int64s(self.axis))
+        length = shape[self.axis] if shape is not None else None
+        return op("Slice", y, int64s(0), int64s(length) if length else op.length(self.x, self.axis), int64s(self.axis))
 
     def restore_blocks(self, y: AnyOperand) -> AnyOperand:
         """Return a tensor with one element for each block. Its shape is the shape of x, except that the length of the axis is
         the number of blocks."""
-        length = _shape(self.op, self.x)[self.axis]
-        return self._shaped(y, None if length is None else length // self.block, None)
+        if self.apart is not None:
+            return self.op.squeeze(y, *self.new)
+        length = (self.op.shape(self.x) or ())[self.axis]
+        return self._shaped(y, None if length is None else length // self.block)
 
-    def _shaped(self, y: AnyOperand, length: int | None, like: AnyOperand | None) -> AnyOperand:
-        """Return y in the shape of x, except that the axis has this `length`. `like` is a tensor of that shape, or None."""
-        op, axis, shape = self.op, self.axis, [*_shape(self.op, self.x)]
-        shape[axis] = length
-        if shape.count(None) < 2:
-            return op.reshape(y, [-1 if each is None else each for each in shape])
-        if like is not None:
-            return op("Reshape", y, op("Shape", like))
-        dims = op("Shape", self.x)
-        return op("Reshape", y, _joined(op, dims, axis, [-1 if length is None else length], len(shape)))
+    def _shaped(self, y: AnyOperand, length: int | None) -> AnyOperand:
+        """Return y in the shape of x, except that the axis has this `length`. At most one length is unknown."""
+        shape = [*(self.op.shape(self.x) or ())]
+        shape[self.axis] = length
+        return self.op.reshape(y, [-1 if each is None else each for each in shape])
 
 
 def _cut(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int, sub_block: int, *, is_padded: bool) -> _Cut[AnyOperand]:
     """Return x in blocks. With `is_padded`, a short last block is padded; without it, a short last block makes the run fail.
 
-    Reshape gets a constant shape where that is possible. The shape has the known lengths, -1 for an unknown one, and 0 to keep
-    a length in front of the axis. If two lengths would be -1, each run computes the shape."""
-    shape = _shape(op, x)
-    length, before, after = shape[axis], shape[:axis], shape[axis + 1 :]
+    If at most one length is unknown, Reshape gets a constant shape, with -1 for that length."""
+    shape = op.shape(x)
+    axis = axis if shape is None else axis % len(shape)
+    length = None if shape is None else shape[axis]
     if length is not None and length < block:
-        block = -(-length // sub_block) * sub_block if sub_block < length else length
+        block = max(1, -(-length // sub_block) * sub_block if sub_block < length else length)
         sub_block = min(sub_block, block)
     padded = _padded(op, x, axis, block) if is_padded and (length is None or length % block) else x
     count = None if length is None else -(-length // block)
     parts = [block] if sub_block == block else [block // sub_block, sub_block]
+    if shape is None or shape.count(None) > 1 or 0 in shape:
+        return _cut_in_run(op, x, axis, block, padded, count, parts)
+    before, after = shape[:axis], shape[axis + 1 :]
     tail = [-1] if None in after else [math.prod(after)]  # type: ignore[arg-type]
     if count is not None and None not in before:
         head = [math.prod(before) * count]  # type: ignore[arg-type]
-    elif count is not None and None not in after and before.count(None) == 1:
+    elif count is not None:
         head = [-1]
     else:
-        head = [*[0] * axis, -1 if count is None else count]
+        head = [*[0] * axis, -1]
     tail = [] if tail == [1] else tail
-    if (*head, *tail).count(-1) < 2:
-        blocks = op.reshape(padded, (*head, *parts, *tail))
-    else:
-        blocks = op("Reshape", padded, _joined(op, op("Shape", padded), axis, [-1, *parts], len(shape)))
+    blocks = op.reshape(padded, (*head, *parts, *tail))
     return _Cut(op, x, axis, block, padded, blocks, len(head) + len(parts) - 1, len(parts) > 1)
+
+
+def _cut_in_run(
+    op: Builder[AnyOperand],
+    x: AnyOperand,
+    axis: int,
+    block: int,
+    padded: AnyOperand,
+    count: int | None,
+    parts: Sequence[int],
+) -> _Cut[AnyOperand]:
+    """Return x in blocks, with a shape that is computed in the run.
+
+    In the shape of a Reshape, -1 is refused if another length is 0, and 0 stands for the length that x has at the same place.
+    So x first gets axes of length 1 behind the axis. Then all other lengths keep their places, and may be 0."""
+    shape, new = op.shape(x), len(parts)
+    axes = range(axis + 1, axis + 1 + new) if axis >= 0 else range(axis + 1 - new, axis + 1)
+    apart = op.unsqueeze(padded, *axes)
+    before: Given
+    after: Given
+    target: Given
+    if shape is None:
+        dims = op("Shape", apart)
+        before = op.slice(dims, 0, axis if axis >= 0 else axis - new) if axis else int64s()
+        after = op.slice(dims, axis + 1 + new if axis >= 0 else axis + 1) if axis != -1 else int64s()
+    else:
+        before, after = int64s(*[0] * axis), int64s(*[0] * (len(shape) - 1 - axis))
+    if count is None:
+        target = op.concat(before, op("Div", op.length(padded, axis), int64s(block)), int64s(*parts), after)
+    elif shape is None:
+        target = op.concat(before, int64s(count, *parts), after)
+    else:
+        target = int64s(*before, count, *parts, *after)
+    blocks = op("Reshape", apart, target)
+    return _Cut(op, x, axis, block, padded, blocks, axes[-1], new > 1, apart, [*axes])
+
+
+def _with_axis(op: Builder[AnyOperand], x: AnyOperand, axis: int) -> AnyOperand:
+    """Return an x of unknown rank so that it has the axis. If x has no or one dimension, the operators take its elements as one
+    axis, whichever axis the attribute names. So x gets dimensions of length 1 beside it."""
+    needed = axis + 1 if axis >= 0 else -axis
+    rank = op("Shape", op("Shape", x))
+    is_small = op("Less", rank, int64s(2))
+    if axis >= 0:
+        return op("Expand", x, op("Expand", int64s(1), op("Where", is_small, int64s(needed), int64s(0))))
+    missing = op("Where", is_small, op("Sub", int64s(needed), rank), int64s(0))
+    return op("Reshape", x, op.concat(op("Shape", x), op("Expand", int64s(1), missing)))
 
 
 def _padded(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> AnyOperand:
     """Return x padded with zeros at the end of an axis, so that its length is a whole number of blocks."""
-    length, in_front, behind = _shape(op, x)[axis], [0] * (op.rank(x) + axis), [0] * (op.rank(x) - axis - 1)
+    shape = op.shape(x)
+    if shape is None:
+        dims, missing = op("Shape", x), _missing(op, x, axis, block)
+        before: Given
+        after: Given
+        before = op.slice(dims, 0, axis) if axis else int64s()
+        after = op.slice(dims, axis + 1) if axis != -1 else int64s()
+        return op("Concat", x, op("Expand", 0.0, op.concat(before, missing, after)), axis=axis)
+    length, in_front, behind = shape[axis], [0] * (len(shape) + axis), [0] * (len(shape) - axis - 1)
     if length is not None:
         return op("Pad", x, int64s(*in_front, -length % block, *behind))
-    missing = op("Mod", op("Neg", _length(op, x, axis)), int64s(block))
-    return op("Pad", x, op("Concat", int64s(*in_front), missing, *([int64s(*behind)] if behind else []), axis=0))
+    return op("Pad", x, op.concat(int64s(*in_front), _missing(op, x, axis, block), int64s(*behind)))
 
 
-def _length(op: Builder[AnyOperand], x: AnyOperand, axis: int) -> AnyOperand:
-    """Return the length of an axis, as a tensor of one element."""
-    return op("Gather", op("Shape", x), int64s(axis), axis=0)
-
-
-def _joined(op: Builder[AnyOperand], dims: AnyOperand, axis: int, instead: Sequence[int], rank: int) -> AnyOperand:
-    """Return the shape `dims`, in which the lengths `instead` take the place of the length of an axis."""
-    parts: list[Any] = [int64s(*instead)]
-    if axis > 0:
-        parts.insert(0, op("Slice", dims, int64s(0), int64s(axis), int64s(0)))
-    if axis < rank - 1:
-        parts.append(op("Slice", dims, int64s(axis + 1), int64s(rank), int64s(0)))
-    return op("Concat", *parts, axis=0)
-
-
-def _shape(op: Builder[AnyOperand], x: AnyOperand) -> list[int | None]:
-    op.rank(x)  # raises NotRewrittenError
-    return list(op.shape(x) or ())
+def _missing(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> AnyOperand:
+    return op("Mod", op("Neg", op.length(x, axis)), int64s(block))

@@ -19,6 +19,9 @@ from .schema import Shape
 # The inputs of nodes: operands, or constants.
 Given = Any
 
+# Beyond the end of each axis.
+_END = 2**63 - 1
+
 
 class Builder(ABC, Generic[AnyOperand]):
     """Writes nodes of ONNX's standard operators in front of the node whose standard form they are.
@@ -96,10 +99,37 @@ class Builder(ABC, Generic[AnyOperand]):
         return self("Squeeze", x, axes=axes) if self.opset < 13 else self("Squeeze", x, int64s(*axes))
 
     def along(self, given: Given, x: AnyOperand, axis: int) -> Given:
-        """Return parameters, one for each index along an axis of x, in a shape that broadcasts to x."""
-        rank = self.rank(x)
-        ones = [1] * (rank - 1 - axis % rank)
+        """Return parameters, one for each index along an axis of x, in a shape that broadcasts to x. An operand may also be one
+        parameter for all of x."""
+        shape = self.shape(x)
+        if shape is None and axis >= 0:
+            return self("Reshape", given, self.concat(int64s(-1), self.ones(self.slice(self("Shape", x), axis + 1))))
+        if shape is not None and not len(shape):
+            return given.reshape(()) if is_constant(given) else self.reshape(given, ())
+        ones = [1] * (-1 - axis if shape is None else len(shape) - 1 - axis % len(shape))
         return given.reshape([*given.shape, *ones]) if is_constant(given) else self.reshape(given, [-1, *ones])
+
+    # Shapes that are computed in the run.
+
+    def length(self, x: AnyOperand, axis: int) -> AnyOperand:
+        """Return the length of an axis, as a tensor of one element."""
+        return self("Gather", self("Shape", x), int64s(axis), axis=0)
+
+    def slice(self, x: AnyOperand, first: int, last: int = _END) -> AnyOperand:
+        """Return the elements of x, which has one dimension, from the index `first` to before `last`."""
+        return self("Slice", x, int64s(first), int64s(last), int64s(0))
+
+    def concat(self, *parts: Given) -> AnyOperand:
+        """Return tensors of one dimension as one. Arrays without elements are left out."""
+        return self("Concat", *(part for part in parts if not is_constant(part) or part.size), axis=0)
+
+    def ones(self, dims: AnyOperand) -> AnyOperand:
+        """Return as many ones as a shape has dimensions."""
+        return self("Expand", int64s(1), self("Shape", dims))
+
+    def like(self, y: AnyOperand, x: AnyOperand) -> AnyOperand:
+        """Return y in the shape of x, which has as many elements."""
+        return self("Reshape", y, self("Shape", x), **({"allowzero": 1} if self.opset >= 14 else {}))
 
     # Arithmetic.
 
@@ -116,14 +146,19 @@ class Builder(ABC, Generic[AnyOperand]):
         shape = self._shape_of_several(x)
         return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
 
-    def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
-        """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
-        of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
-        NotRewrittenError if no dimension of x is known to be more than 1."""
+    def factor(self, x: AnyOperand, number: NDArray[Any]) -> Given:
+        """Return a constant factor or divisor of x in a form that stays beside a MatMul. ONNX Runtime would multiply the sums
+        of products with a constant of one element, or with its inverse, and not round x / number or x * number by itself.
+
+        It does not do so with several elements. If no dimension of x is known to be more than 1, the number becomes the result
+        of a computation of one element, which depends on x: no size is -1, but ONNX Runtime does not compute sizes before the
+        run."""
         if number.size != 1 or not self.is_beside_product:
             return number
-        shape, reason = self._shape_of_several(x), "ONNX Runtime may fuse it with the MatMul beside it"
-        return np.full(require(shape, f"{reason}, as no length of its x is known"), number.reshape(()))
+        shape = self._shape_of_several(x)
+        if shape is not None:
+            return np.full(shape, number.reshape(()))
+        return self("Where", self("Equal", self("Size", x), int64s(-1)[0]), np.ones((), number.dtype), number.reshape(()))
 
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
@@ -149,8 +184,10 @@ class Builder(ABC, Generic[AnyOperand]):
             return self("Div", x, divisor)
         if bool(np.all(divisor == 1)):
             return x
-        divisor = self.factor(x, np.asarray(divisor))
-        return self("Mul", x, 1 / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
+        divisor = np.asarray(divisor)
+        if is_power_of_two(divisor):
+            return self("Mul", x, self.factor(x, np.asarray(1 / divisor)))
+        return self("Div", x, self.factor(x, divisor))
 
     def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
         """Return x * factor, float32, for an operand or a constant array."""

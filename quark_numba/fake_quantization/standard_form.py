@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ..declaration.meaning import AnyOperand, FakeQuantize
 from ..declaration.reasons import NotRewrittenError, stays_if
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, is_constant, one
+from ..declaration.standard_form import Builder, Given, int64s, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, ElementType
 from .calls import prepare
 from .key import FORMS, Key, select
@@ -41,10 +42,21 @@ def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOper
     """Write the nodes of a meaning, and return their output. Raise NotRewrittenError; ValueError if the format is not
     valid."""
     key = select(meaning.form, meaning.rounding_mode)
+    if op.shape(meaning.x) is None and isinstance(meaning.axis, int) and meaning.axis >= 0:
+        return op.like(write(op, _with_three_axes(op, meaning, meaning.axis)), meaning.x)
     parameters = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
     if any(is_constant(each) and not each.size for each in parameters.values()):
         return op("Identity", meaning.x)  # which is empty, too
     return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, parameters), key.rounding_mode)
+
+
+def _with_three_axes(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], axis: int) -> FakeQuantize[AnyOperand]:
+    """Return a meaning whose x, of unknown rank, has the axis of the parameters between two other axes."""
+    dims, one_more = op("Shape", meaning.x), int64s(1)
+    before, length, after = (op.slice(dims, 0, axis), op.slice(dims, axis, axis + 1), op.slice(dims, axis + 1))
+    sizes = [op("ReduceProd", op.concat(one_more, each), keepdims=1) for each in (before, length, after)]
+    x = op("Reshape", meaning.x, op.concat(*sizes), **({"allowzero": 1} if op.opset >= 14 else {}))
+    return replace(meaning, x=x, axis=1)
 
 
 def _numbers(op: Builder[AnyOperand], key: Key, parameters: Mapping[str, Given]) -> list[Given]:
@@ -103,9 +115,14 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
             return op.reshape(operand, ()) if shape is None or len(shape) else operand
         if isinstance(meaning.axis, int):
             return op.along(operand, meaning.x, meaning.axis)
-        if shape is None or len(shape) > op.rank(meaning.x):
-            raise NotRewrittenError(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
-        return operand
+        x_shape = op.shape(meaning.x)
+        if shape is not None and x_shape is not None and len(shape) <= len(x_shape):
+            return operand
+        # It may have more dimensions than x, of length 1 and in front.
+        dims, rank = op("Shape", operand), op("Shape", op("Shape", meaning.x))
+        more = op("Sub", op("Shape", dims), rank)
+        dims = op("Slice", dims, op("Where", op("Less", more, int64s(0)), int64s(0), more), int64s(2**31), int64s(0))
+        return op("Reshape", operand, dims, **({"allowzero": 1} if op.opset >= 14 else {}))
     array = array.astype(_f32) if array.dtype == np.float64 else array
     if array.size == 1:
         return array.reshape(())

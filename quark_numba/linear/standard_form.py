@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize
 from ..declaration.reasons import NotRewrittenError, require, stays_if
+from ..declaration.schema import Shape
 from ..declaration.standard_arithmetic import least_step, nearest, saturated
-from ..declaration.standard_form import Builder, Given, int64s, one
+from ..declaration.standard_form import Builder, Given, int64s, is_constant, one
 from ..element_types import FLOAT8E8M0, FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..element_types.operands import INT64
 
@@ -192,7 +193,7 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     operand, or None. A blocked one is repeated to the shape of x."""
     if operand is None:
         return None
-    shape, array = require(op.shape(operand), "the shape of its scale is not known"), operand.array
+    shape, array = op.shape(operand), operand.array
     given: Any = operand if array is None else array
     if operand is meaning.scale and operand.element_type is UINT8:
         values = FLOAT8E8M0.code_values
@@ -200,11 +201,31 @@ def _parameter(op: Builder[AnyOperand], meaning: Affine[AnyOperand], operand: An
     for element_type in to:
         with np.errstate(over="ignore"):
             given = op.cast(given, element_type) if array is None else given.astype(element_type.dtype)
-    if all(length == 1 for length in shape):
+    if shape is not None and all(length == 1 for length in shape):
         return given.reshape(()) if array is not None else op.reshape(given, ()) if shape else given
     if not meaning.block_size:
-        return op.along(given, meaning.x, meaning.axis)
-    x_shape, axis = op.shape(meaning.x), meaning.axis % op.rank(meaning.x)
-    length = require(x_shape[axis] if x_shape else None, "the length of its x along the axis is not known")
-    block = np.arange(length) // meaning.block_size
-    return op("Gather", given, block, axis=axis) if array is None else np.take(given, block, axis)
+        given = op.along(given, meaning.x, meaning.axis)
+        if op.shape(meaning.x) is None and (shape is None or None in shape):  # x may have no dimension
+            dims = op("Shape", given)
+            given = op("Reshape", given, op("Slice", dims, int64s(0), op("Shape", op("Shape", meaning.x)), int64s(0)))
+        return given
+    return _repeated(op, meaning, given, shape)
+
+
+def _repeated(op: Builder[AnyOperand], meaning: Affine[AnyOperand], given: Given, shape: Shape | None) -> Given:
+    """Return blocked scales or zero points, each repeated for the elements of its block. `shape` is their shape, as far as it
+    is known."""
+    x_shape, axis = op.shape(meaning.x), meaning.axis
+    if x_shape is not None and shape is not None and len(shape) != len(x_shape):
+        return op.reshape(given, ())  # only one for all of x is valid
+    length = None if x_shape is None else x_shape[axis]
+    if length is not None and shape is not None:
+        block = np.arange(length) // meaning.block_size
+        axis %= len(shape)
+        return op("Gather", given, block, axis=axis) if not is_constant(given) else np.take(given, block, axis)
+    last = op.reshape(op.length(meaning.x, axis), ())
+    index = op("Div", op("Range", int64s(0)[0], last, int64s(1)[0]), int64s(meaning.block_size)[0])
+    if shape is None:  # one for all of x
+        given = op("Expand", given, op.ones(op("Shape", meaning.x)))
+        index = op("Min", index, op("Sub", op.length(given, axis), int64s(1)))
+    return op("Gather", given, index, axis=axis)

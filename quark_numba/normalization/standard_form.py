@@ -8,13 +8,13 @@ no computation returns. All but the last steps take one element for each instanc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.reasons import NotRewrittenError
 from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, int64s
 from ..element_types import BFLOAT16, FLOAT32, FLOAT64
@@ -25,25 +25,41 @@ _f32, _f64 = np.float32, np.float64
 def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
     """Write the nodes of a normalization, and return their output. Raise NotRewrittenError."""
     x, scale, bias = inputs
-    rank, shape = op.rank(x), op.shape(x)
-    assert shape is not None
-    if shape[1] is None:
-        raise NotRewrittenError("the number of channels of its x is not known")
-    if 0 in shape:
+    shape = op.shape(x)
+    if shape is not None and 0 in shape:
         return [op("Identity", x)]
     values = _bfloat16(op, x)
-    instances = op("Transpose", op.reshape(values, (0, 0, -1)), perm=[2, 0, 1])
-    reciprocal = _reciprocal(op, instances)
+    instances = _instances(op, values)
+    reciprocal = _reciprocal(op, x)
     mean, mean_of_squares = (op.product(_sum(op, each), reciprocal) for each in (instances, op("Mul", instances, instances)))
     high = _bfloat16(op, mean)
     variance = _minus_square(op, mean, high, mean_of_squares)
     inverse = _inverse_root(op, op.plus(variance, np.array(attributes["epsilon"], _f32)))
     center = _bfloat16(op, op("Mul", high, inverse))
-    spread = (0, 0, *[1] * (rank - 2))
-    quotient = _bfloat16(op, op("Mul", values, op.reshape(inverse, spread)))
-    centered = _bfloat16(op, op("Sub", quotient, op.reshape(center, spread)))
-    gamma, beta = (_of_channels(op, each, shape[1], rank) for each in (scale, bias))
+    quotient = _bfloat16(op, op("Mul", values, _spread(op, inverse, x)))
+    centered = _bfloat16(op, op("Sub", quotient, _spread(op, center, x)))
+    gamma, beta = (_of_channels(op, each, x) for each in (scale, bias))
     return [_bfloat16(op, op.plus(op.product(centered, gamma), beta))]
+
+
+def _instances(op: Builder[AnyOperand], values: AnyOperand) -> AnyOperand:
+    """Return the elements of all instances along the first axis, in front of the axes of x for instances and channels. If a
+    length is not known, it may be 0. A first row of zeros is put in front of the others then, so that there is a last sum."""
+    shape = op.shape(values)
+    if shape is not None and None not in shape:
+        return op("Transpose", op.reshape(values, (0, 0, -1)), perm=[2, 0, 1])
+    rows = op("Transpose", op("Flatten", values, axis=2))
+    dims, elements = op.slice(op("Shape", values), 0, 2), op.slice(op("Shape", rows), 0, 1)
+    rows = op("Reshape", rows, op.concat(elements, dims), **({"allowzero": 1} if op.opset >= 14 else {}))
+    return op("Concat", op("Expand", 0.0, op.concat(int64s(1), dims)), rows, axis=0)
+
+
+def _spread(op: Builder[AnyOperand], of_instances: AnyOperand, x: AnyOperand) -> AnyOperand:
+    """Return one number for each instance and channel, in a shape that broadcasts to x."""
+    shape = op.shape(x)
+    if shape is not None:
+        return op.reshape(of_instances, (0, 0, *[1] * (len(shape) - 2)))
+    return op("Reshape", of_instances, op.concat(int64s(0, 0), op.ones(op.slice(op("Shape", x), 2))))
 
 
 def _bfloat16(op: Builder[AnyOperand], x: AnyOperand) -> AnyOperand:
@@ -56,23 +72,24 @@ def _sum(op: Builder[AnyOperand], instances: AnyOperand) -> AnyOperand:
     return op.with_positive_zero(op("Gather", sums, int64s(-1)[0], axis=0))
 
 
-def _reciprocal(op: Builder[AnyOperand], instances: AnyOperand) -> Given:
-    shape = op.shape(instances)
-    if shape and shape[0]:
-        return np.array(1.0 / shape[0], _f32)
-    length = op.cast(op("Gather", op("Shape", instances), int64s(0)[0]), FLOAT64)
+def _reciprocal(op: Builder[AnyOperand], x: AnyOperand) -> Given:
+    shape = op.shape(x)
+    if shape is not None and None not in shape[2:]:
+        return np.array(1.0 / math.prod(shape[2:]), _f32)  # type: ignore[arg-type]
+    length = op.cast(op("ReduceProd", op.concat(int64s(1), op.slice(op("Shape", x), 2)), keepdims=0), FLOAT64)
     return op.cast(op("Div", _f64(1), length), FLOAT32)
 
 
-def _of_channels(op: Builder[AnyOperand], parameter: AnyOperand, channels: int, rank: int) -> Given:
+def _of_channels(op: Builder[AnyOperand], parameter: AnyOperand, x: AnyOperand) -> Given:
     """Return the first elements of a parameter, one for each channel, as bfloat16, in a shape that broadcasts to x."""
-    spread = (channels, *[1] * (rank - 2))
-    if parameter.array is None:
-        first = op("Slice", op.reshape(parameter, (-1,)), int64s(0), int64s(channels))
-        return op.reshape(_bfloat16(op, first), spread)
-    bits = parameter.array.reshape(-1)[:channels].view(np.uint32)
+    shape = op.shape(x)
+    if parameter.array is None or shape is None or shape[1] is None:
+        given = parameter.array.reshape(-1) if parameter.array is not None else op.reshape(parameter, (-1,))
+        channels = int64s(shape[1]) if shape is not None and shape[1] is not None else op.length(x, 1)
+        return op.along(_bfloat16(op, op("Slice", given, int64s(0), channels)), x, 1)
+    bits = parameter.array.reshape(-1)[: shape[1]].view(np.uint32)
     up = ((bits >> 16) & 1) + np.uint32(0x7FFF)
-    return ((bits + up) & np.uint32(0xFFFF0000)).view(_f32).reshape(spread)
+    return ((bits + up) & np.uint32(0xFFFF0000)).view(_f32).reshape((shape[1], *[1] * (len(shape) - 2)))
 
 
 def _minus_square(op: Builder[AnyOperand], mean: AnyOperand, high: AnyOperand, mean_of_squares: AnyOperand) -> AnyOperand:

@@ -12,16 +12,19 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand
 from ..declaration.reasons import NotRewrittenError, stays_if
-from ..declaration.standard_form import Builder, Given
+from ..declaration.standard_form import Builder, Given, int64s, is_constant
 from ..element_types import FLOAT32, INT32
 from .calls import Rule, convert, rule
-from .granularity import NO_AXIS, THRESHOLD, shape_of
+from .granularity import BY_RANK, NO_AXIS, THRESHOLD, shape_of
 
 _f32 = np.float32
 
 # The most thresholds that are compared one by one, which takes three nodes for each. A search among more thresholds takes five
 # nodes for each power of two of their number, and one of the five nodes, Gather, takes as long as seven thresholds.
 _FEW = 31
+
+# Beyond the end of each shape.
+_BEYOND = 2**31
 
 # The orders of -Inf and Inf among float32: see `_float32_at`.
 _LOWEST, _HIGHEST = -1 - 0x7F800000, 0x7F800000
@@ -41,22 +44,52 @@ def write(op: Builder[AnyOperand], operation: str, inputs: Sequence[AnyOperand],
 
 def _count(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: AnyOperand) -> AnyOperand:
     """Return how many thresholds each x reaches, as a float32. Thresholds that are not constant lie along another dimension."""
-    rows = _shape_of_rows(op, applied, x, thresholds, thresholds)
     if thresholds.array is None:
-        same = [0] * op.rank(x)
-        reached = op.at_least(op.reshape(x, (*same, 1)), op.reshape(thresholds, (*rows, -1)))
-        return op.reshape(op.reduce("ReduceSum", op.cast(reached, FLOAT32), len(same)), same)
+        count = op.reduce("ReduceSum", op.cast(_reached(op, applied, x, thresholds), FLOAT32), -1)
+        return op.squeeze(count, -1) if op.shape(x) is not None else op.like(count, x)
+    rows = _shape_of_rows(op, applied, x, thresholds, thresholds)
     table = np.sort(thresholds.array, axis=1)  # NaN is last
     table = table[:, ~np.all(np.isnan(table), axis=0)]
     if not table.size:
         return op("Expand", 0.0, op("Shape", x))
     if table.shape[1] > _FEW:
         index, first = _search(op, x, table, rows)
-        return op.cast(index if first.ndim == 0 else op("Sub", index, first), FLOAT32)
-    count, *others = (op.cast(op.at_least(x, column.reshape(rows)), FLOAT32) for column in table.T)
+        return op.cast(op("Sub", index, first) if len(table) > 1 else index, FLOAT32)
+    count, *others = (op.cast(op.at_least(x, _along(op, column, rows)), FLOAT32) for column in table.T)
     for each in others:
         count = op("Add", count, each)
     return count
+
+
+def _reached(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, thresholds: AnyOperand) -> AnyOperand:
+    """Return whether each x reaches each threshold of its row. The last axis is that of the thresholds."""
+    shape = op.shape(thresholds)
+    one, rows = op.unsqueeze(x, -1), None if shape is None else shape[0]
+    if op.shape(x) is not None and rows is not None:
+        known: Any = _shape_of_rows(op, applied, x, thresholds, thresholds)
+        return op.at_least(one, op.reshape(thresholds, (*known, -1)))
+    # One row for all of x broadcasts in this shape too.
+    dims = op("Shape", thresholds)
+    whole = op.concat(op.slice(dims, 0, 1), op.ones(_dims_behind(op, applied, x)), op.slice(dims, 1))
+    return op.at_least(one, op("Reshape", thresholds, whole, **({"allowzero": 1} if op.opset >= 14 else {})))
+
+
+def _dims_behind(op: Builder[AnyOperand], applied: Rule, x: AnyOperand) -> AnyOperand:
+    """Return the lengths of x behind the axis of channels, computed in the run."""
+    dims, axis = op("Shape", x), applied.axis
+    if axis in (NO_AXIS, -1):
+        return op.slice(dims, _BEYOND)
+    if axis != BY_RANK:
+        return op.slice(dims, axis + 1)
+    is_3 = op("Equal", op("Shape", dims), int64s(3))
+    return op("Slice", dims, op("Where", is_3, int64s(3), int64s(2)), int64s(_BEYOND), int64s(0))
+
+
+def _along(op: Builder[AnyOperand], column: Given, rows: Given) -> Given:
+    """Return one element for each row in the shape `rows`, which may be computed in the run."""
+    if not isinstance(rows, Sequence):
+        return op("Reshape", column, rows)
+    return column.reshape(rows) if is_constant(column) else op.reshape(column, rows)
 
 
 def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOperand, threshold: AnyOperand) -> AnyOperand:
@@ -79,44 +112,45 @@ def _nearest(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, lut: AnyOper
     steps = np.where(high > _HIGHEST, _f32(np.nan), _float32_at(high))  # an entry may be out of reach
 
     rows, factor, added = _shape_of_rows(op, applied, x, lut, threshold), threshold.array, np.array(applied.second, _f32)
-    scale: Given = op.reshape(threshold, rows) if factor is None else factor.reshape(rows)
+    scale: Given = _along(op, threshold if factor is None else factor, rows)
     if factor is not None and not np.all(factor > 0):
         raise ValueError(applied.message(THRESHOLD, 0, (lut.array.shape,) * 3))
-    q = op("Div", x, op.plus(scale, added)) if factor is None else op.quotient(x, scale + added)
+    q = op.quotient(x, scale + added) if is_constant(scale) else op("Div", x, op.plus(scale, added))
     index, _ = _search(op, q, steps.reshape(1, -1), [])
     values = np.concatenate([first, entries]) / unit  # NaN, which reaches no step, becomes the first entry
-    return op.product(op("Gather", values, index), scale)
+    y = op.product(op("Gather", values, index), scale)
+    return y if op.shape(x) is not None else op.like(y, x)  # the scale may have a dimension, and x none
 
 
-def _shape_of_rows(
-    op: Builder[AnyOperand], applied: Rule, x: AnyOperand, table: AnyOperand, threshold: AnyOperand
-) -> list[int]:
-    """Return a shape that broadcasts to x for an element for each row: [] if there is one row for all of x."""
+def _shape_of_rows(op: Builder[AnyOperand], applied: Rule, x: AnyOperand, table: AnyOperand, threshold: AnyOperand) -> Given:
+    """Return a shape that broadcasts to x for an element for each row: [] if there is one row for all of x. If the rank of x is
+    not known, the shape is computed in the run."""
     table_shape, shape = op.shape(table), op.shape(threshold)
-    if table_shape is None or shape is None or None in (*table_shape[:1], *shape[:1]):
-        raise NotRewrittenError("the number of its rows is not known")
+    if table_shape is None or shape is None or None in (*table_shape[:1], *shape[:1]):  # the shape fits one row too
+        return op.concat(int64s(-1), op.ones(_dims_behind(op, applied, x)))
     known = [[length or 0 for length in each] for each in (table_shape, shape)]
     _, _, rows, _, _ = shape_of(applied.is_nearest, applied.axis, (), *known)
     if rows == 1:
         return []
-    rank = op.rank(x)
+    x_shape = op.shape(x)
+    if x_shape is None:
+        return op.concat(int64s(-1), op.ones(_dims_behind(op, applied, x)))
+    rank = len(x_shape)
     axis = shape_of(applied.is_nearest, applied.axis, [rows] * rank, *known)[1]
     return [rows, *[1] * (rank - 1 - axis)]
 
 
-def _search(
-    op: Builder[AnyOperand], x: AnyOperand, table: NDArray[Any], rows: Sequence[int]
-) -> tuple[AnyOperand, NDArray[np.int32]]:
+def _search(op: Builder[AnyOperand], x: AnyOperand, table: NDArray[Any], rows: Given) -> tuple[AnyOperand, Given]:
     """Return how many entries of its row each x reaches, as an int32, plus the place of the row in a flat table whose rows
     have the next power of two as length; and these places, in the shape `rows`. Entries are in ascending order, then NaN."""
     count, entries = table.shape
     steps = entries.bit_length()
     flat = np.pad(table, ((0, 0), (0, (1 << steps) - entries)), constant_values=np.nan).reshape(-1)
-    first = (np.arange(count, dtype=np.int32) << steps).reshape(rows)
+    first = _along(op, np.arange(count, dtype=np.int32) << steps, rows)
     index: Given = first
     for step in (1 << k for k in reversed(range(steps))):
         is_first = step == 1 << (steps - 1)
-        entry = flat[step - 1 :: 1 << steps].reshape(rows) if is_first else op("Gather", flat[step - 1 :], index)
+        entry = _along(op, flat[step - 1 :: 1 << steps], rows) if is_first else op("Gather", flat[step - 1 :], index)
         reached = op.cast(op.at_least(x, entry), INT32)
         reached = op("Mul", reached, np.int32(step)) if step > 1 else reached
         index = reached if is_first and count == 1 else op("Add", reached, index)

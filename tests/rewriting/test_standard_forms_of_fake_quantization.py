@@ -147,16 +147,13 @@ def test_random_nodes(operator, seeds):
 
 @pytest.mark.parametrize("operator", OF_DIALECTS, ids=lambda each: each.name)
 def test_unknown_shapes(operator):
-    """Without the shape of x, nodes have the same bits, or are named: their parameters lie along an axis of it."""
-    for seed in range(4):
+    """Without the shape of x, nodes have the same bits."""
+    for seed in range(8):
         node = random_node(operator.domain, operator.name, seed)
         result = rewrite_model(node.model(constants=True), operators="standard")
-        if result.left:
-            assert node.attributes["per_channel"]
-            assert list(result.left) == [(operator.full_name, "the rank of its x is not known")]
-        else:
-            assert {each.domain for each in result.model.graph.node} == {""}
-            assert_same_bits(plain_session(result.model).run(None, node.feeds(constants=True))[0], node.expected())
+        assert not result.left
+        assert {each.domain for each in result.model.graph.node} == {""}
+        assert_same_bits(plain_session(result.model).run(None, node.feeds(constants=True))[0], node.expected())
 
 
 @pytest.mark.parametrize(("form", "mode"), MODES)

@@ -8,8 +8,6 @@ from oracle import assert_same_bits
 from other_operators import NORMALIZATION, nodes_of, one_node, probes, random_normalization
 from standard_models import LEVELS, in_standard_operators, plain_session
 
-from quark_numba.rewriting.optimize import rewrite_model
-
 pytestmark = pytest.mark.compiled
 
 f32 = np.float32
@@ -73,11 +71,3 @@ def test_probes_and_nodes_of_models():
     assert len(cases) > 40
     for attributes, arrays in cases:
         assert_right(attributes, arrays, levels=LEVELS[:1])
-
-
-def test_unknown_channels():
-    arrays = [np.ones((2, 3, 4), f32), np.ones(3, f32), np.ones(3, f32)]
-    source = one_node(NORMALIZATION, {}, arrays, constants=True, shapes={"x": [2, None, 4]})
-    result = rewrite_model(source, operators="standard")
-    assert list(result.left) == [(f"com.amd.quark::{NORMALIZATION}", "the number of channels of its x is not known")]
-    assert len(result.model.graph.node) == 1

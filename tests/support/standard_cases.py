@@ -9,6 +9,7 @@ from onnx import helper
 from quark_numba.catalog import OPERATORS
 from quark_numba.declaration import Operator
 from quark_numba.element_types import FLOAT16, FLOAT32, UINT8, ElementType, find
+from quark_numba.element_types.operands import find_any
 
 # The newest opset of which ONNX Runtime has all operators.
 NEWEST = 25
@@ -35,6 +36,11 @@ class Case(NamedTuple):
         """The opset of a model of the node: that of ONNX's operator, or the newest of which ONNX Runtime has all operators."""
         return self.operator.since_version if not self.operator.domain else NEWEST
 
+    @property
+    def version(self):
+        """The version of the operator's domain in which the node is valid: the second one if it is a Trunc with six inputs."""
+        return 2 if self.operator.name == "Trunc" and len(self.inputs) == 6 else self.operator.since_version
+
     def names(self):
         return ["" if each is None else f"i{k}" if k else "x" for k, each in enumerate(self.inputs)]
 
@@ -55,7 +61,7 @@ class Case(NamedTuple):
         """Return the inputs besides x as tensors."""
         pairs = list(zip(self.names(), self.inputs, strict=True))[1:]
         return [
-            helper.make_tensor(name, find(each.dtype).number, each.shape, each.tobytes(), raw=True)
+            helper.make_tensor(name, find_any(each.dtype).number, each.shape, each.tobytes(), raw=True)
             for name, each in pairs
             if each is not None
         ]
@@ -131,6 +137,8 @@ def _fake_quantization(operator, rng, is_float16):
         return
     for _ in range(6):
         attributes, inputs = RANDOM[operator.name](rng, SHAPE)
+        defaults = {each.name: each.default for each in operator.attributes if each.default is not None}
+        attributes = {**defaults, **attributes}
         yield Case(operator, attributes, [np.asarray(each) for each in inputs])
 
 
