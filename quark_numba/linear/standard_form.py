@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,8 @@ def _dequantize(op: Builder[AnyOperand], meaning: Affine[AnyOperand], codes: Ele
     """Return y = (code - zero point) * scale. The difference is exact for integers, and rounded to float32."""
     if meaning.x.element_type is UINT8 and codes is not UINT8:
         raise NotRewrittenError(f"its codes, of {codes.name}, are in a tensor of uint8")
+    if codes.bits < (8 if codes.is_integer else 16):  # ONNX Runtime has no Shape of these types
+        meaning = replace(meaning, x=op.cast(meaning.x, FLOAT32))
     wide = INT64 if codes.is_integer and codes.bits > 16 else FLOAT32
     zero_point = _zero_point(op, meaning, wide)
     if zero_point is None:

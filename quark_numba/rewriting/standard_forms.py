@@ -201,9 +201,11 @@ class _NodeWriter(Builder[GraphOperand]):
     def is_to_fence_behind(self, y: ir.Value, old: ir.Value) -> bool:
         """Return whether the result y of the form, which takes the place of the output `old`, needs a fence."""
         users = [user for user in old.consumers() if user not in self.written]
-        if self._graph.inferred_type(y) is FLOAT16:
+        element_type, producer = self._graph.inferred_type(y), y.producer()
+        if element_type is FLOAT16:
             return not all(self._is_written_later(user) for user in users)
-        producer = y.producer()
+        if element_type is None or element_type.bits < (8 if element_type.is_integer else 16):
+            return False  # ONNX Runtime joins no Casts of these types
         if producer is None or producer.op_type != "Cast" or producer not in self.written:
             return False
         return _is_beside(_CASTS, [(user, ir.Node.successors) for user in users])

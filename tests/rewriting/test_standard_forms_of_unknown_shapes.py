@@ -2,6 +2,7 @@
 
 import re
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -67,7 +68,8 @@ def _with_subgraph(case, place, known, tensors, inputs):
     once, and x is a state that they carry."""
     inner = [f"inner_{name}" for name in case.node().output]
     renamed = dict(zip(case.node().output, inner, strict=True))
-    results = [value(name, array, "nothing") for name, array in zip(inner, case.outputs(), strict=True)]
+    declared = "nothing" if place == "If" else known
+    results = [value(name, array, declared) for name, array in zip(inner, case.outputs(), strict=True)]
     x = case.inputs[0]
     true = helper.make_node("Constant", [], ["true"], value=helper.make_tensor("t", onnx.TensorProto.BOOL, [], [True]))
     flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
@@ -76,7 +78,7 @@ def _with_subgraph(case, place, known, tensors, inputs):
         node = helper.make_node("If", ["flag"], case.node().output, then_branch=bodies[0], else_branch=bodies[1])
         return [node], tensors, [*inputs, flag]
     carried = [helper.make_node("Identity", ["v"], ["carried"]), case.node(**renamed, x="v")]
-    state = [value("v", x, "nothing")], [value("carried", x, "nothing")]
+    state = [value("v", x, declared)], [value("carried", x, declared)]
     scanned = [f"scanned_{name}" for name in case.node().output]
     back = [
         helper.make_node(
@@ -149,8 +151,11 @@ def test_computed_parameters(operator, known):
 @pytest.mark.parametrize("known", ["rank", "nothing"])
 @pytest.mark.covering
 def test_places(operator, place, known):
+    """ONNX Runtime needs the ranks of what a Scan carries, and has no Squeeze of float8."""
     for case in list(cases(operator))[::3]:
-        assert_right(case, model_of(case, known, place))
+        is_float8 = any(find(array.dtype).name.startswith("float8") for array in case.outputs())
+        if place in ("If", "function") or not (is_float8 or (place == "Scan" and known == "nothing")):
+            assert_right(case, model_of(case, known, place))
 
 
 @every_operator
@@ -208,3 +213,17 @@ def test_beside_products(lengths, between, operators):
     ]
     for y in ys[1:]:
         oracle.assert_same_bits(y, ys[0])
+
+
+@pytest.mark.parametrize("known", ["rank", "nothing"])
+def test_small_codes(known):
+    """ONNX Runtime has neither a Shape nor a Concat of 4 bits and of float8."""
+    codes = {"int4": ml_dtypes.int4, "float8e5m2": ml_dtypes.float8_e5m2}
+    for each in WITH_FORMS:
+        if each.name != "DequantizeLinear" or each.domain or each.since_version < 21:
+            continue
+        for case in cases(each):
+            for dtype in codes.values():
+                x, scale = case.inputs[0] % 7, case.inputs[1]
+                small = case._replace(inputs=[x.astype(dtype), scale, np.zeros(scale.shape, dtype)])
+                assert_right(small, model_of(small, known, are_constants=False))
