@@ -19,7 +19,7 @@ from labels import (
     OPTIMIZED,
     QUARK,
     SESSION,
-    SESSION_WITH_CACHE,
+    SESSION_WITHOUT_CACHE,
     label_of,
 )
 from models_of_quantizers import NAMES
@@ -243,20 +243,20 @@ def front_times_finding(kept: Kept) -> Iterator[str]:
 
 def front_start_up_finding(kept: Kept) -> Iterator[str]:
     """Yield the times of processes that make a session."""
-    pairs = (SESSION, EMPTY), (SESSION, FILLED), (SESSION_WITH_CACHE, FILLED)
-    first, later, kept_model = (_start_up_time(kept, *each) for each in pairs)
+    pairs = (SESSION, EMPTY), (SESSION, FILLED), (SESSION_WITHOUT_CACHE, FILLED)
+    first, later, uncached = (_start_up_time(kept, *each) for each in pairs)
     start_up = kept["start_up"]
     theirs = digits(start_up.groups[FILLED][FLOAT])
     yield f"The first process that makes an `InferenceSession` compiles kernels: {first} for the text-line classifier of"
-    yield f"[the start](#start). Later ones take {later}, or {kept_model} with `cache=True`. A process with ONNX Runtime's"
+    yield f"[the start](#start). Later ones take {later}, or {uncached} with `cache=False`. A process with ONNX Runtime's"
     yield f"session of the float model takes {theirs} s ({start_up.machine})."
     yield ""
 
 
 def kept_models_finding(kept: Kept) -> Iterator[str]:
     """Yield the time that a cached model saves."""
-    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, SESSION_WITH_CACHE, FILLED)},"
-    yield f"and {_start_up_time(kept, SESSION, FILLED)} without `cache` ({kept['start_up'].machine})."
+    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, SESSION, FILLED)},"
+    yield f"and {_start_up_time(kept, SESSION_WITHOUT_CACHE, FILLED)} with `cache=False` ({kept['start_up'].machine})."
     yield ""
 
 

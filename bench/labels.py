@@ -4,7 +4,7 @@ What pages call them may change here."""
 import re
 
 # Contenders with a whole model. README.md says what a drop-in session, an `InferenceSession` and the float model are.
-FLOAT, DROP_IN, SESSION, SESSION_WITH_CACHE = "float", "drop_in", "session", "session_with_cache"
+FLOAT, DROP_IN, SESSION, SESSION_WITHOUT_CACHE = "float", "drop_in", "session", "session_without_cache"
 QUARK, ONNX_RUNTIME = "quark", "onnxruntime_alone"
 
 # How models of Quark's types run: with drop-in sessions, or optimized.
@@ -23,7 +23,7 @@ LABELS = {
     QUARK: "Quark's library",
     ONNX_RUNTIME: "ONNX Runtime",
     "session_in_float": 'qdq="float"',
-    SESSION_WITH_CACHE: "InferenceSession with cache=True",
+    SESSION_WITHOUT_CACHE: "InferenceSession with cache=False",
     "quantizers_runtime": "quantizer's runtime",
     "reference_evaluator": "ReferenceEvaluator",
     "numpy": "numpy, ml_dtypes",

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 from cases import TURNS
-from labels import DROP_IN, EMPTY, FILLED, FLOAT, SESSION, SESSION_WITH_CACHE
+from labels import DROP_IN, EMPTY, FILLED, FLOAT, SESSION, SESSION_WITHOUT_CACHE
 from measuring import MODELS
 
 BF16, MX9, MODEL = (str(MODELS / f"textline_cls_{name}.onnx") for name in ("bf16", "mx9", "float"))
@@ -20,7 +20,7 @@ quark_numba.register(options)
 onnxruntime.InferenceSession({BF16!r}, options)
 """
 CREATE = "import quark_numba; quark_numba.InferenceSession({!r})"
-CREATE_WITH_CACHE = "import quark_numba; quark_numba.InferenceSession({!r}, cache=True)"
+CREATE_WITHOUT_CACHE = "import quark_numba; quark_numba.InferenceSession({!r}, cache=False)"
 
 # What Python is to run.
 PROCESSES = {
@@ -32,8 +32,8 @@ PROCESSES = {
     f"{DROP_IN}/bf16_model": ["-c", REGISTER],
     f"{SESSION}/bf16_model": ["-c", CREATE.format(BF16)],
     f"{SESSION}/mx9_model": ["-c", CREATE.format(MX9)],
-    f"{SESSION_WITH_CACHE}/bf16_model": ["-c", CREATE_WITH_CACHE.format(BF16)],
-    f"{SESSION_WITH_CACHE}/mx9_model": ["-c", CREATE_WITH_CACHE.format(MX9)],
+    f"{SESSION_WITHOUT_CACHE}/bf16_model": ["-c", CREATE_WITHOUT_CACHE.format(BF16)],
+    f"{SESSION_WITHOUT_CACHE}/mx9_model": ["-c", CREATE_WITHOUT_CACHE.format(MX9)],
 }
 # How many processes a turn starts.
 PROCESSES_PER_TURN = {EMPTY: 1, FILLED: 3}

@@ -1,4 +1,4 @@
-"""The subcommand `warmup`: compile kernels into the cache before they are needed."""
+"""The subcommand `warmup`: fill the caches of kernels and models before they are needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _VARIANTS = ("serial", "parallel", "task")
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("warmup", help="compile kernels into the cache before calls and sessions need them")
+    parser = commands.add_parser("warmup", help="compile kernels and optimize a model before calls and sessions need them")
     parser.set_defaults(action=_warmup)
     parser.add_argument(
-        "--model",
-        metavar="FILE",
-        help="compile the kernels for sessions of this ONNX model, as it is and optimized (default: those that quantize "
-        "float32 to each type and back, and of Quark's normalization and LSTM layer)",
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="compile the kernels for sessions of this ONNX model, as it is and optimized, and keep the optimized model if "
+        "sessions do that by default (without a model: the kernels that quantize float32 to each type and back, and those of "
+        "Quark's normalization and LSTM layer)",
     )
 
 
@@ -34,19 +36,19 @@ def _warmup(options: argparse.Namespace) -> int:
     tell(
         "dim",
         "not covered",
-        "block formats, other quantizers' operators and optimized models, whose kernels depend on the model; see --model",
+        "block formats, other quantizers' operators and optimized models, whose kernels depend on the model; name one",
     )
     return 0
 
 
 def _compile_for_sessions(model: str) -> None:
+    from ..session.inference_session import InferenceSession
     from . import inventory, measuring
 
     with progress("compiling"):
         nodes = inventory.quantization_nodes(model)
         measuring.create_session(model, nodes)
-        with measuring.artifact_of(model) as artifact:
-            measuring.create_session(model, nodes, artifact=artifact)
+        InferenceSession(model)
 
 
 def _compile_for_all_types() -> None:

@@ -264,10 +264,11 @@ SESSION = """import numpy, onnxruntime, quark_numba
 options = onnxruntime.SessionOptions()
 quark_numba.register(options)
 session = onnxruntime.InferenceSession({!r}, options)"""
+OPTIMIZED = "import sys, quark_numba; quark_numba.InferenceSession({!r}); assert 'onnx' not in sys.modules"
 RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 
 
-COMMAND = ["-m", "quark_numba", "warmup", "--model"]
+COMMAND = ["-m", "quark_numba", "warmup"]
 ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile_type('int4', lambda **_: None)"]  # all take minutes
 
 
@@ -277,17 +278,19 @@ ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile_type('int
         (ONE_TYPE, CALLS),
         ([*COMMAND, BF16], SESSION.format(BF16)),
         ([*COMMAND, TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}"),
+        ([*COMMAND, BF16], OPTIMIZED.format(BF16)),
     ],
-    ids=["type", "model", "other_operators"],
+    ids=["type", "model", "other_operators", "optimized"],
 )
 @pytest.mark.slow
 def test_warmup(arguments, after, tmp_path):
-    """A later process finds all kernels that it needs in the cache."""
-    done = python(*arguments, NUMBA_CACHE_DIR=str(tmp_path))
+    """A later process finds all kernels that it needs in the cache, and the optimized model."""
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "QUARK_NUMBA_CACHE_MB": "64"}
+    done = python(*arguments, **environment)
     assert done.returncode == 0, done.stderr
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")}
     assert compiled
-    done = python("-c", after, NUMBA_CACHE_DIR=str(tmp_path))
+    done = python("-c", after, **environment)
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
@@ -299,7 +302,7 @@ def test_no_native_backend(terminal, monkeypatch, tmp_path):
 
 
 def test_warmup_refuses(terminal):
-    assert "/nowhere.onnx: No such file" in terminal.error("warmup", "--model", "/nowhere.onnx")
+    assert "/nowhere.onnx: No such file" in terminal.error("warmup", "/nowhere.onnx")
 
 
 def test_names_with_colons(capsys):

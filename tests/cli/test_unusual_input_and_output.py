@@ -188,7 +188,7 @@ def test_no_output_at_all():
         (["run", BF16, "--save-outputs", ""], "save-outputs"),
         (["run", BF16, "--optimize", "--cache", ""], "cache"),
         (["profile", BF16, "--cache="], "cache"),
-        (["warmup", "--model", ""], "model"),
+        (["warmup", ""], "model"),
         (["optimize", "", "out.onnx"], "model"),
         (["optimize", BF16, ""], "out"),
         (["info", "--kept-models", "", "--clear-cache"], "kept-models"),
