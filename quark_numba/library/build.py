@@ -214,7 +214,8 @@ def _needs_of_quark() -> list[Need]:
 
 
 def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
-    subject = ", ".join(models) or "any model of AMD Quark's as it is written,"
+    here = f"the models in this folder ({', '.join(models)})"
+    subject = here if models else "any model of AMD Quark's as it is written,"
     return f"""{library} has the operators of {subject} for ONNX Runtime 1.20 or later on {name}, {cpu}.
 Register it before you create a session. It needs nothing of Python.
 
@@ -226,5 +227,6 @@ Node    onnxruntime-node's session options have no entry for such libraries so f
 Python  session_options.register_custom_ops_library("./{library}")
 
 A model with int32 zero points may need the configuration entry session.disable_quant_qdq = 1.
-For other models build a library of all of them: {targets.COMMAND}
+For other models build a library of all of them:
+{targets.COMMAND}
 """

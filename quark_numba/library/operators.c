@@ -76,7 +76,7 @@ static word lacks(const struct custom_op *self, word info, const struct value *f
         if (of->attributes[i].kind == INT) add_number(&text, found[i].number);
         else add_some(&text, found[i].text, MAX_CHARACTERS);
     }
-    const char *command = ", or these inputs; build one of all models: " COMMAND;
+    const char *command = ", or these inputs; run the models beside it, or build one of all models: " COMMAND;
     return FAIL(self->api, "this library lacks ", text.characters, command, node_of(self->api, info).characters);
 }
 

@@ -16,8 +16,8 @@ from ..compiling.other_machines import Machine
 from ..errors import ModelError
 from ..ort.custom_op import Need
 
-# The command, as messages of libraries name it.
-COMMAND = "quark-numba build-library MODEL... -o FOLDER"
+# The command, as messages of libraries name it. A model as written has nodes that the optimized one lacks.
+COMMAND = "quark-numba build-library MODEL... -o FOLDER, with --as-written if the models are to run as they were written"
 
 
 class Target(NamedTuple):

@@ -147,6 +147,16 @@ def test_a_node_that_the_library_lacks(library, tmp_path, case):
 
 
 @pytest.mark.slow
+def test_a_model_as_written_with_a_library_of_the_optimized_one(tmp_path):
+    """The optimized model has other nodes. The error names the option that keeps them, and the file that says more does too."""
+    path = MODELS / "textline_cls_bf16.onnx"
+    library = build_library(path, tmp_path)
+    for text in (child(REFUSED, library, path), (tmp_path / "README.txt").read_text()):
+        assert "quark-numba build-library MODEL... -o FOLDER, with --as-written if the models" in text
+    assert "run the models beside it, or build one" in child(REFUSED, library, path)
+
+
+@pytest.mark.slow
 def test_a_missing_attribute(library, tmp_path):
     node = helper.make_node("Region", ["x"], ["y"], name="here", domain="quark_numba")
     onnx.save(model([node], ["x"], ["y"], domains=["quark_numba"]), tmp_path / "model.onnx")
