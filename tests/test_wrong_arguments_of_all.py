@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,6 +15,8 @@ from textline import BF16
 import quark_numba as q
 
 X = np.ones((2, 32), np.float32)
+# Blocks by hand: calls would compile kernels whenever the tests are collected.
+BLOCKS = q.BFPBlocks(np.full((2, 32), 64, np.uint8), np.full((2, 4), 127, np.uint8), np.zeros((2, 4), np.uint8))
 FEEDS = [{"x": X}]
 SMALL = model(pair(), [("x", "float32", X.shape)], ["y"], initializers=scale_and_zero_point())
 
@@ -160,7 +163,7 @@ TABLE = {
     "bfp_quantize_dequantize": ({"x": X}, OF_BFP),
     "bfp_quantize": ({"x": X}, {name: wrong for name, wrong in OF_BFP.items() if name != "out"}),
     "bfp_dequantize": (
-        {"blocks": q.bfp_quantize(X)},
+        {"blocks": BLOCKS},
         {name: OF_BFP[name] for name in ("bfp_method", "axis", "bit_width", "block_size", "sub_block_size")}
         | {"blocks": [5, None, Nothing(), X], "output_dtype": TYPE},
     ),
@@ -170,7 +173,7 @@ TABLE = {
         {name: wrong for name, wrong in OF_BLOCKS.items() if name != "out"} | {"element_dtype": CHOICE, "scale_rule": CHOICE},
     ),
     "mx_dequantize": (
-        dict(zip(("codes", "scales"), q.mx_quantize(X), strict=True)),
+        {"codes": X.astype(np.int8), "scales": np.ones((2, 1), ml_dtypes.float8_e8m0fnu)},
         {name: OF_BLOCKS[name] for name in ("axis", "block_size")} | {"codes": ARRAY, "scales": ARRAY, "output_dtype": TYPE},
     ),
     "nvfp4_quantize": (
@@ -178,7 +181,7 @@ TABLE = {
         {name: OF_BLOCKS[name] for name in ("x", "axis", "block_size")} | {"tensor_scale": ARRAY},
     ),
     "nvfp4_dequantize": (
-        dict(zip(("codes", "scales"), q.nvfp4_quantize(X), strict=True)),
+        {"codes": X.astype(ml_dtypes.float4_e2m1fn), "scales": np.ones((2, 2), ml_dtypes.float8_e4m3fn)},
         {name: OF_BLOCKS[name] for name in ("axis", "block_size")}
         | {"codes": ARRAY, "scales": ARRAY, "tensor_scale": ARRAY, "output_dtype": TYPE},
     ),
@@ -270,4 +273,4 @@ def test_wrong_environment_variables(variable, tmp_path, monkeypatch, terminal):
         q.InferenceSession(BF16, cache=tmp_path)
     assert not isinstance(error.value, q.ModelError)
     message = terminal.error("run", BF16, "--optimize", "--cache", tmp_path / "cache", "--runs", "1")
-    assert message.startswith(f"error: {variable} is 'many'; expected a number of ")
+    assert f"error: {variable} is 'many'; expected a number of " in message  # after a line if kernels are compiled
