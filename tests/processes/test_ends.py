@@ -4,6 +4,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from marks import sizes
 from paths import MODELS
 from processes import PREPARE, python
 
@@ -18,8 +19,8 @@ warnings.simplefilter("ignore")
 PATHS = [{str(MODELS)!r} + f"/textline_cls_{{name}}.onnx" for name in ("bf16", "mx9")]
 FEEDS = {{"x": np.linspace(-1, 1, 3 * 48 * 192, dtype=np.float32).reshape(1, 3, 48, 192)}}
 
-def call():
-    return [quantize(np.ones(size, np.float32), .5, dtype=dtype) for size in (9, 300_000) for dtype in ("int8", "bfloat16")]
+def call(sizes=(9, 300_000)):
+    return [quantize(np.ones(size, np.float32), .5, dtype=dtype) for size in sizes for dtype in ("int8", "bfloat16")]
 
 def drop_in():
     options = onnxruntime.SessionOptions()
@@ -47,7 +48,7 @@ logging.disable()  # which test is the first to compile a kernel depends on the 
 order, *names = sys.argv[1:]
 PATHS = [path for path in PATHS if path.rpartition("_")[2] in names]
 sessions = [*drop_in(), *optimized(), *kept()]
-functions, seen = call(), see(sessions)
+functions, seen = call((9,) if len(names) == 1 else (9, 300_000)), see(sessions)
 kind = type(len)
 functions = [each for each in gc.get_objects() if type(each) is kind and each.__name__ == "kernel"]
 assert functions
@@ -136,9 +137,10 @@ ENDS = {
 
 
 @pytest.mark.slow
-def test_processes_end_as_they_were_asked_to():
+@sizes("times", 1, exhaustive=3)
+def test_processes_end_as_they_were_asked_to(times):
     """Some hundred processes, four at a time, so that threads wait for each other in other orders."""
-    cases = [*itertools.product(DOES, ENDS)] * 3
+    cases = [*itertools.product(DOES, ENDS)] * times
 
     def end(case):
         does, (ends, code) = DOES[case[0]], ENDS[case[1]]
