@@ -55,7 +55,9 @@ def get_library_path() -> str:
 
     The library calls functions of this process, so the path is valid only in this process, as long as it lives. Another process
     has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the path does
-    not exist, or is that of a library without operators.
+    not exist, or is that of another file or of a library without operators. Do not pass the path to other programs, such as the
+    tools of ONNX Runtime: a program that opens the library of this process nevertheless may crash. Libraries for other programs
+    come from `build_library`: with ``models=None`` (``quark-numba build-library --all``) for any model by Quark as written.
 
     Raises
     ------
