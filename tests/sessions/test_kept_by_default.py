@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import onnx
@@ -163,8 +164,11 @@ def test_a_large_model_if_the_variable_says_so(path, folder, builds, monkeypatch
     assert len(builds) == 1
 
 
+@pytest.mark.slow
 def test_a_later_process_loads_neither_numba_nor_onnx(path, tmp_path):
-    """Each process has the environment of a user who set nothing but the folder of kernels."""
+    """Each process has the environment of a user who set nothing but the folder of kernels. The digest of a file that was
+    changed less than two seconds ago is not recorded."""
+    time.sleep(2.1)
     code = f"""
 import sys, numpy as np, quark_numba
 session = quark_numba.InferenceSession({str(path)!r})
