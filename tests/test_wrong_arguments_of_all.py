@@ -116,6 +116,8 @@ TABLE = {
             "labels": [*TEXT, ""],
             "class_axis": [*INTEGER, True],
             "ignore_label": ["2", "", 1.5, 0.0, True, False, [], Nothing(), 255],
+            "next_token": FLAG,
+            "logits": [*TEXT, ""],
             "top_k": [*POSITIVE, None],
             "metric": FUNCTION,
         },

@@ -11,15 +11,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..checks import check_functions, check_integers, check_texts
+from ..checks import check_flags, check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
-from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
-from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
+from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
+from .measures.distributions import LOGITS, DistributionSums, distribution, distribution_sums
+from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
 from .measures.sums import FIRST, Sums, share
 from .results import Evaluation
 from .twin import float_twin
@@ -36,6 +37,7 @@ class _Batch(Sums):
     samples: int
     outputs: Comparison
     places: dict[str, Places]
+    distributions: dict[str, DistributionSums]
     metrics: dict[str, float]
     seconds: list[float]
     first_labels: dict[str, Labelling] = field(metadata=FIRST)
@@ -67,7 +69,9 @@ def evaluate(
     labels: str | None = None,
     class_axis: int = -1,
     ignore_label: int | None = None,
+    next_token: bool = False,
     top_k: int = 1,
+    logits: str | None = None,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
     execution: Execution | None = None,
 ) -> Evaluation:
@@ -92,8 +96,14 @@ def evaluate(
     ignore_label : int, optional
         The label of places that do not count for `same_top` and the accuracy, such as 255 or -100. Other labels that are not a
         class are refused.
+    next_token : bool
+        Whether `labels` are tokens (batch, sequence), and the label of a place is the token after it. The last place then does
+        not count. `labels` may be an input of the model, such as "input_ids".
     top_k : int
         The number of largest elements along an output's class axis that count for `same_top` and for the accuracy.
+    logits : str, optional
+        The output that has logits along the class axis, whose distributions are compared (`distributions`). Default: an output
+        named "logits", if there is one.
     metric : callable, optional
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name, the same names for each
         batch. Their means over the samples are in `metrics`. It is not called for a batch without samples.
@@ -113,20 +123,24 @@ def evaluate(
     """
     execution = execution_of(execution)
     check_outputs(outputs)
-    check_texts(labels=labels)
+    check_texts(labels=labels, logits=logits)
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
     if ignore_label is not None:
         check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
         if labels is None:
             raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or neither")
+    check_flags(next_token=next_token)
+    if next_token and labels is None:
+        raise ValueError(f"next_token is {next_token} without labels; expected both, or neither")
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.threads_of_process
-    classes = Classes(class_axis, top_k, labels, ignore_label)
+    classes = Classes(class_axis, top_k, labels, ignore_label, bool(next_token))
     pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
     check_chosen(outputs, names)
+    check_logits(logits, outputs or names)
     with errors_named("not a valid model"):
         random = random_outputs(*models, outputs or names)
     compared = [name for name in outputs or names if name not in random]
@@ -139,12 +153,14 @@ def evaluate(
         "labels": labels,
         "class_axis": class_axis,
         "ignore_label": ignore_label,
+        "next_token": bool(next_token),
         "top_k": top_k,
+        "logits": logits,
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
-    work = functools.partial(_make_work, make_pair, compared, classes, metric)
+    work = functools.partial(_make_work, make_pair, compared, classes, logits or LOGITS, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -160,12 +176,17 @@ def evaluate(
         failed=done.failed,
         not_compared=total.outputs.reasons | random,
         not_labelled={name: each.shapes for name, each in total.first_labels.items() if not each.fits},
+        distributions=[
+            distribution(name, sums, is_labelled=name in total.first_labels and total.first_labels[name].fits)
+            for name, sums in total.distributions.items()
+            if name in total.outputs.errors
+        ],
     )
 
 
-def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, metric: Any) -> Work:
+def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, logits: str, metric: Any) -> Work:
     """Return the function that measures a batch with the sessions of a pair."""
-    return functools.partial(_measure_batch, make_pair(), outputs, classes, metric)
+    return functools.partial(_measure_batch, make_pair(), outputs, classes, logits, metric)
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -188,7 +209,7 @@ def _output_error(name: str, total: _Batch) -> OutputError:
     return error
 
 
-def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, metric: Any, batch: Batch) -> _Batch:
+def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, logits: str, metric: Any, batch: Batch) -> _Batch:
     feed = batch.load()
     results, seconds = _run(pair, feed)
     of_model, of_reference = results
@@ -199,15 +220,18 @@ def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, me
         if name in compared.errors
     }
     _check_class_axis(arrays, classes)
-    labels = feed[classes.key] if classes.key else None
+    labels = labels_of(feed[classes.key], classes) if classes.key else None
     labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
-    places = {
-        name: count(y, expected, name, labels if name in labelled and labelled[name].fits else None, classes)
-        for name, (y, expected) in arrays.items()
+    fitting = {name: labels for name, each in labelled.items() if each.fits}
+    places = {name: count(*pair, name, fitting.get(name), classes) for name, pair in arrays.items()}
+    distributions = {
+        name: distribution_sums(*arrays[name], name, fitting.get(name), classes)
+        for name in (logits,)
+        if name in arrays and places[name].largest_classes > 1
     }
     samples = batch.layout.samples(feed)
     metrics = _call_metric(metric, results, feed, samples) if metric is not None and samples else {}
-    return _Batch(samples, compared, places, metrics, seconds, labelled)
+    return _Batch(samples, compared, places, distributions, metrics, seconds, labelled)
 
 
 def _run(pair: list[Any], feed: Arrays) -> tuple[list[Arrays], list[float]]:
@@ -227,13 +251,13 @@ def _check_class_axis(arrays: _Compared, classes: Classes) -> None:
         raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
 
 
-def _labellings(labels: Any, arrays: _Compared, reasons: dict[str, str], classes: Classes) -> dict[str, Labelling]:
+def _labellings(labels: Labels, arrays: _Compared, reasons: dict[str, str], classes: Classes) -> dict[str, Labelling]:
     """Return how the labels fit each output. Raise ModelError if they fit none."""
     labelled = {name: labelling_of(y, name, labels, classes) for name, (y, _) in arrays.items()}
     if not any(each.fits for each in labelled.values()):
         shapes = [*_shapes(arrays), *(f"{name} {reason}" for name, reason in reasons.items())]
         raise ModelError(
-            f"labels {classes.key} have shape {labels.shape}; expected that of an output without its class axis "
+            f"labels {classes.key} have shape {labels.values.shape}; expected that of an output without its class axis "
             f"{classes.axis}, or with 1 in its place; output {', '.join(shapes)}"
         )
     return labelled

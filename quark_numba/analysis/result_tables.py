@@ -12,6 +12,7 @@ from ..texts import Folded, Table, cell
 if TYPE_CHECKING:
     from .experiments.sweep import Effect
     from .experiments.what_if import TradeOff
+    from .measures.distributions import Distribution
     from .measures.outputs import OutputError
     from .measures.tensors import QuantizedTensor
 
@@ -52,6 +53,35 @@ def outputs(title: str, rows: Sequence[OutputError]) -> Table:
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, rows))}
     cells = [[output.name, *(text(output) for text in columns.values())] for output in rows]
     return Table(title, ["output", *(f">{name}" for name in columns)], cells, none="no output can be compared")
+
+
+def distributions(rows: Sequence[Distribution]) -> Iterator[Table]:
+    """Yield the tables of distributions: of the divergences, and of the perplexities, if any has a label."""
+    columns = {
+        "mean": "mean_divergence",
+        "median": "median_divergence",
+        "90 %": "divergence_90",
+        "99 %": "divergence_99",
+        "99.9 %": "divergence_999",
+        "largest": "max_divergence",
+    }
+    if rows:
+        cells = [[row.name, *(f"{getattr(row, field):.3g}" for field in columns.values())] for row in rows]
+        title = "Divergence of the distribution from the reference's (Kullback-Leibler), nats"
+        yield Table(title, ["output", *(f">{name}" for name in columns)], cells)
+    if labelled := [row for row in rows if row.perplexity is not None]:
+        cells = [
+            [
+                row.name,
+                cell(row.perplexity, ".6g"),
+                cell(row.reference_perplexity, ".6g"),
+                f"{row.perplexity_ratio:.5f} ± {row.perplexity_ratio_error:.5f}",
+                cell(row.probability_change, "+.3%"),
+            ]
+            for row in labelled
+        ]
+        names = ["output", ">perplexity", ">reference's", ">ratio, standard error", ">probability of the label"]
+        yield Table("Perplexity", names, cells)
 
 
 def tensors(found: Sequence[QuantizedTensor], samples: int, top: int | None = None) -> Table:

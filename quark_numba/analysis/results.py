@@ -13,6 +13,7 @@ from .experiments.histograms import Histogram
 from .experiments.sweep import Effect
 from .experiments.what_if import TradeOff
 from .html_tables import as_html
+from .measures.distributions import Distribution
 from .measures.outputs import OutputError
 from .measures.tensors import QuantizedTensor
 
@@ -35,6 +36,7 @@ class Evaluation:
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, with the reasons
     not_labelled : with labels, names of outputs without an accuracy, with the reasons
+    distributions : divergences, and with labels perplexities, of an output of logits
     """
 
     outputs: list[OutputError]
@@ -46,6 +48,7 @@ class Evaluation:
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
     not_labelled: dict[str, str] = field(default_factory=dict)
+    distributions: list[Distribution] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
@@ -107,6 +110,7 @@ def tables_of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     """Yield the tables of the command."""
     yield result_tables.outputs("Quantized model, against the reference", evaluation.outputs)
     yield from result_tables.not_compared(evaluation.not_compared)
+    yield from result_tables.distributions(evaluation.distributions)
     yield Table("", ["", ""], _figures(evaluation))
     yield from result_tables.reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
 

@@ -239,7 +239,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
     _check_providers(parser, options)
     needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
-    needs |= {"ignore_label": "labels"}
+    needs |= {"ignore_label": "labels", "next_token": "labels"}
     for given, needed in needs.items():
         value = getattr(options, given, None)
         if value is not None and value is not False and not getattr(options, needed, True):

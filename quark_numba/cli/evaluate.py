@@ -32,6 +32,14 @@ def add_parser(commands: Any) -> None:
         "--ignore-label", type=int, metavar="LABEL", help="the label of places that do not count, such as 255 or -100"
     )
     parser.add_argument(
+        "--next-token",
+        action="store_true",
+        help="--labels are tokens, such as input_ids: the label of a place is the token after it",
+    )
+    parser.add_argument(
+        "--logits", metavar="NAME", help="the output of logits, whose distributions are compared (default: logits)"
+    )
+    parser.add_argument(
         "--top-k",
         type=arguments.positive,
         default=1,
@@ -85,7 +93,9 @@ def _evaluate(options: argparse.Namespace) -> int:
             labels=options.labels,
             class_axis=options.class_axis,
             ignore_label=options.ignore_label,
+            next_token=options.next_token,
             top_k=options.top_k,
+            logits=options.logits,
             metric=load_function(options.metric) if options.metric else None,
             execution=arguments.execution_of(options, update),
         )

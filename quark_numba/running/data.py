@@ -135,7 +135,8 @@ class BatchLayout:
 
     @property
     def names(self) -> list[str]:
-        return [*(model_input.name for model_input in self.inputs), *([self.labels] if self.labels else [])]
+        names = [model_input.name for model_input in self.inputs]
+        return [*dict.fromkeys([*names, self.labels] if self.labels else names)]
 
     def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any] | Unread]:
         """Return the arrays of a feed by name. Raise FailedDataError if objects of the caller raise an error, or if the feed is

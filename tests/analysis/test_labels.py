@@ -10,7 +10,7 @@ from rewritten_models import constant, floats, pair
 
 import quark_numba
 from quark_numba import Data, Execution, ModelError
-from quark_numba.analysis.measures.classes import Classes, count
+from quark_numba.analysis.measures.classes import Classes, count, labels_of
 
 pytestmark = pytest.mark.compiled
 
@@ -181,7 +181,7 @@ def test_a_metric_over_all_batches():
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_nan_is_the_largest_score(top_k):
     y = np.array([[np.nan, 3, 2, 1], [0, 1, 2, 3]], np.float32)
-    found = count(y, y, "y", np.array([0, 3]), Classes(-1, top_k, "l", None))
+    found = count(y, y, "y", labels_of(np.array([0, 3]), Classes()), Classes(-1, top_k, "l", None))
     assert (found.places, found.same, found.right) == (2, 2, 2)
 
 

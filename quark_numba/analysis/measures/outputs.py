@@ -112,6 +112,12 @@ def check_outputs(outputs: Sequence[str] | None) -> None:
             raise ValueError("outputs is empty; expected at least one name")
 
 
+def check_logits(logits: str | None, names: Sequence[str]) -> None:
+    """Raise ModelError if the output of logits is given, and is none of the outputs to compare."""
+    if logits is not None and logits not in names:
+        raise ModelError(f"logits: no output to compare is named {logits!r}; they are {', '.join(names)}")
+
+
 def check_chosen(outputs: Sequence[str] | None, names: Sequence[str]) -> None:
     """Raise ModelError if the model has no output of one of these names."""
     for name in outputs or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,7 +16,7 @@ _CHUNK = 1 << 16
 
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. The metadata of a field say if
-    it holds something other than a sum: LARGEST, LEAST or FIRST."""
+    it holds something other than a sum: LARGEST, LEAST, FIRST or JOINED."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
@@ -45,8 +46,9 @@ def _lesser(one: float, two: float) -> float:
 
 _COMBINE = "combine"
 
-# The metadata of fields that hold a maximum or a minimum, or NaN if there is one, or the value of the first batch.
-LARGEST, LEAST, FIRST = ({_COMBINE: combine} for combine in (_larger, _lesser, lambda one, _: one))
+# The metadata of fields that hold a maximum or a minimum, or NaN if there is one, or the value of the first batch, or a list of
+# the values of all batches.
+LARGEST, LEAST, FIRST, JOINED = ({_COMBINE: combine} for combine in (_larger, _lesser, lambda one, _: one, operator.iadd))
 
 
 @dataclass
