@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .recurrent.calls import extended_lstm
     from .rewriting.optimize import optimize
     from .running.data import Data, RandomData
+    from .running.decoding import Decoding
     from .running.runs import Execution
     from .session.inference_session import InferenceSession
 
@@ -43,6 +44,7 @@ __all__ = [
     "Analysis",
     "BFPBlocks",
     "Data",
+    "Decoding",
     "EnvironmentVariableError",
     "Evaluation",
     "Execution",
@@ -104,6 +106,7 @@ _NAMES = {
     ".recurrent.calls": ("extended_lstm",),
     ".rewriting.optimize": ("optimize",),
     ".running.data": ("Data", "RandomData"),
+    ".running.decoding": ("Decoding",),
     ".running.runs": ("Execution",),
     ".session.inference_session": ("InferenceSession",),
 }

@@ -120,6 +120,16 @@ TABLE = {
             "logits": [*TEXT, ""],
             "top_k": [*POSITIVE, None],
             "metric": FUNCTION,
+            "decoding": ["4", 4, Nothing()],
+        },
+    ),
+    "Decoding": (
+        {},
+        {
+            "window": POSITIVE,
+            "context": [each for each in POSITIVE if each is not None],
+            "generate": [-1, "2", 1.5, None],
+            "names": ["input_ids", 5, {"a": 1}, {1: "a"}, ["a"]],
         },
     ),
     "build_library": (

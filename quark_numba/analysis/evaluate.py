@@ -5,24 +5,26 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_flags, check_functions, check_integers, check_texts
+from ..checks import check_flags, check_functions, check_integers, check_texts, refuse
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
+from ..running.decoding import TOKENS, Decoder, Decoding
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
 from .measures.distributions import LOGITS, DistributionSums, distribution, distribution_sums
 from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
-from .measures.sums import FIRST, Sums, share
-from .results import Evaluation
+from .measures.sums import FIRST, JOINED, Sums, share
+from .results import Evaluation, Generation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
 
@@ -41,6 +43,7 @@ class _Batch(Sums):
     metrics: dict[str, float]
     seconds: list[float]
     first_labels: dict[str, Labelling] = field(metadata=FIRST)
+    generations: list[Generation] = field(default_factory=list, metadata=JOINED)
 
     def add(self, other: _Batch) -> None:
         """Add the sums of later batches. Raise ModelError, before anything is added, if a mean or a share would be taken over
@@ -73,6 +76,7 @@ def evaluate(
     top_k: int = 1,
     logits: str | None = None,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
+    decoding: Decoding | None = None,
     execution: Execution | None = None,
 ) -> Evaluation:
     """Run a quantized model and a float model over data, batch by batch, and compare their outputs.
@@ -107,6 +111,10 @@ def evaluate(
     metric : callable, optional
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name, the same names for each
         batch. Their means over the samples are in `metrics`. It is not called for a batch without samples.
+    decoding : Decoding, optional
+        Runs decoders with key-value caches over texts: the data have integers under the name of the input of tokens, of shape
+        (texts, tokens) or (tokens,). Each model has its own caches, and its tokens are those of the text. Default of `labels`:
+        the next tokens.
     execution : Execution, optional
         Threads, processes or a cluster, execution providers, what a faulty batch does, and the file to continue from.
 
@@ -125,28 +133,32 @@ def evaluate(
     check_outputs(outputs)
     check_texts(labels=labels, logits=logits)
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
-    if ignore_label is not None:
-        check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
-        if labels is None:
-            raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or neither")
-    check_flags(next_token=next_token)
-    if next_token and labels is None:
-        raise ValueError(f"next_token is {next_token} without labels; expected both, or neither")
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
+    _check_labels(labels, ignore_label, next_token, decoding)
+    if decoding is not None and metric is not None:
+        raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.threads_of_process
-    classes = Classes(class_axis, top_k, labels, ignore_label, bool(next_token))
     pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
+    tokens = ""
+    if decoding is not None:
+        decoders = _decoders(pair, decoding)
+        names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
+        if (logits or LOGITS) not in names:
+            raise ModelError(f"logits: no output is named {logits or LOGITS!r}; the outputs are {', '.join(names)}")
+        next_token = next_token or labels is None
+    classes = Classes(class_axis, top_k, labels or tokens or None, ignore_label, bool(next_token))
     check_chosen(outputs, names)
     check_logits(logits, outputs or names)
     with errors_named("not a valid model"):
         random = random_outputs(*models, outputs or names)
     compared = [name for name in outputs or names if name not in random]
-    if labels and not compared:
-        raise ModelError(f"labels {labels}: no output can be compared: {', '.join(map(' is '.join, random.items()))}")
-    batches = open_batches(inputs_of(pair[0]), data, labels=labels)
+    if classes.key and not compared:
+        raise ModelError(f"labels {classes.key}: no output can be compared: {', '.join(map(' is '.join, random.items()))}")
+    inputs = [] if tokens else inputs_of(pair[0])
+    batches = open_batches(inputs, data, labels=classes.key, tokens=tokens or None)
     run = {
         "command": "evaluate",
         "outputs": outputs,
@@ -157,10 +169,12 @@ def evaluate(
         "top_k": top_k,
         "logits": logits,
         "metric": getattr(metric, "__qualname__", metric),
+        "decoding": repr(decoding),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
-    work = functools.partial(_make_work, make_pair, compared, classes, logits or LOGITS, metric)
+    measure = _Measure(compared, classes, logits or LOGITS, metric, decoding, tokens)
+    work = functools.partial(_make_work, make_pair, measure)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -181,12 +195,41 @@ def evaluate(
             for name, sums in total.distributions.items()
             if name in total.outputs.errors
         ],
+        generations=total.generations,
     )
 
 
-def _make_work(make_pair: Callable[[], list[Any]], outputs: Sequence[str], classes: Classes, logits: str, metric: Any) -> Work:
+def _check_labels(labels: str | None, ignore_label: int | None, next_token: bool, decoding: Decoding | None) -> None:
+    """Raise an error if an argument about labels is wrong, or is given without labels. Decoding has labels by itself."""
+    check_flags(next_token=next_token)
+    if decoding is not None and not isinstance(decoding, Decoding):
+        refuse("decoding", decoding, "quark_numba.Decoding")
+    if ignore_label is not None:
+        check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
+    for name, value in (("ignore_label", ignore_label), ("next_token", next_token or None)):
+        if value is not None and labels is None and decoding is None:
+            raise ValueError(f"{name} is {value} without labels; expected both, or neither")
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is measured of a batch. `tokens` is the input of tokens, with `decoding`."""
+
+    outputs: Sequence[str]
+    classes: Classes
+    logits: str
+    metric: Any
+    decoding: Decoding | None
+    tokens: str
+
+
+def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
     """Return the function that measures a batch with the sessions of a pair."""
-    return functools.partial(_measure_batch, make_pair(), outputs, classes, logits, metric)
+    return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
+
+
+def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:
+    return [Decoder(each, decoding.names, what) for each, what in zip(pair, ("the model", "the reference"), strict=True)]
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -209,38 +252,105 @@ def _output_error(name: str, total: _Batch) -> OutputError:
     return error
 
 
-def _measure_batch(pair: list[Any], outputs: Sequence[str], classes: Classes, logits: str, metric: Any, batch: Batch) -> _Batch:
+def _measure_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     feed = batch.load()
-    results, seconds = _run(pair, feed)
+    results, seconds = _timed(functools.partial(sessions.run, session, feed) for session in pair)
+    key = measure.classes.key
+    sums = _sums(results, seconds, measure, labels_of(feed[key], measure.classes) if key else None)
+    sums.samples = batch.layout.samples(feed)
+    if measure.metric is not None and sums.samples:
+        sums.metrics = _call_metric(measure.metric, results, feed, sums.samples)
+    return sums
+
+
+def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
+    """Return the sums over all windows of texts of the same length."""
+    decoding, classes = measure.decoding, measure.classes
+    assert decoding
+    assert classes.key
+    feed = batch.load()
+    tokens, wanted = (_texts(feed[key], key, batch) for key in (measure.tokens, classes.key))
+    if wanted.shape != tokens.shape or not tokens.size:
+        shapes = f"tokens {measure.tokens} have shape {tokens.shape}, labels {classes.key} {wanted.shape}"
+        raise ModelError(f"{shapes}; expected the same shape, and at least one token")
+    labels = labels_of(wanted, classes)
+    decoders = _decoders(pair, decoding)
+    total: _Batch | None = None
+    length = tokens.shape[1]
+    context = decoding.context or length
+    for first in range(0, length, context):
+        for decoder in decoders:
+            decoder.start(len(tokens))
+        end = min(first + context, length)
+        for start in range(first, end, decoding.window):
+            part = slice(start, min(start + decoding.window, end))
+            results, seconds = _timed(functools.partial(decoder.step, tokens[:, part]) for decoder in decoders)
+            sums = _sums(results, seconds, measure, Labels(labels.values[:, part], labels.counted[:, part]))
+            if total is None:
+                total = sums
+            else:
+                total.add(sums)
+    assert total
+    total.samples = len(tokens)
+    if decoding.generate:
+        place = decoders[0].outputs.index(measure.logits)
+        written = [_written(*each, decoding.generate, place) for each in zip(decoders, results, strict=True)]
+        for row, texts in enumerate(zip(*written, strict=True)):
+            name = f"{batch.name}, text {row}" if len(tokens) > 1 else batch.name
+            same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
+            total.generations.append(Generation(name, same, *texts))
+    return total
+
+
+def _texts(array: Any, key: str, batch: Batch) -> NDArray[Any]:
+    """Return tokens, or their labels, of shape (texts, tokens)."""
+    if array.ndim == 1 and not batch.layout.batch:
+        return array[None]
+    if array.ndim != 2:
+        raise ModelError(f"{key} has shape {array.shape}; expected (texts, tokens), or (tokens,) without a size of batches")
+    return array
+
+
+def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[list[int]]:
+    """Return the next tokens of each text, each the most probable one after those before. `outputs` are of the last run, and
+    their logits are at `place`."""
+    tokens: list[NDArray[Any]] = []
+    while True:
+        tokens.append([*outputs.values()][place][:, -1].argmax(axis=-1))
+        if len(tokens) == count:
+            return [[int(token) for token in text] for text in np.stack(tokens, axis=1)]
+        outputs = decoder.step(tokens[-1][:, None])
+
+
+def _sums(results: list[Arrays], seconds: list[float], measure: _Measure, labels: Labels | None) -> _Batch:
+    """Return the sums of one run of each model, without samples and metrics."""
     of_model, of_reference = results
-    compared = compare(of_model, of_reference, outputs)
+    classes = measure.classes
+    compared = compare(of_model, of_reference, measure.outputs)
     arrays = {
         name: (y, expected)
         for (name, y), expected in zip(of_model.items(), of_reference.values(), strict=True)
         if name in compared.errors
     }
     _check_class_axis(arrays, classes)
-    labels = labels_of(feed[classes.key], classes) if classes.key else None
     labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
     fitting = {name: labels for name, each in labelled.items() if each.fits}
     places = {name: count(*pair, name, fitting.get(name), classes) for name, pair in arrays.items()}
     distributions = {
         name: distribution_sums(*arrays[name], name, fitting.get(name), classes)
-        for name in (logits,)
+        for name in (measure.logits,)
         if name in arrays and places[name].largest_classes > 1
     }
-    samples = batch.layout.samples(feed)
-    metrics = _call_metric(metric, results, feed, samples) if metric is not None and samples else {}
-    return _Batch(samples, compared, places, distributions, metrics, seconds, labelled)
+    return _Batch(0, compared, places, distributions, {}, seconds, labelled)
 
 
-def _run(pair: list[Any], feed: Arrays) -> tuple[list[Arrays], list[float]]:
-    """Return the outputs of each session, and its time in seconds."""
+def _timed(runs: Iterable[Callable[[], Arrays]]) -> tuple[list[Arrays], list[float]]:
+    """Return the outputs of each run, and its time in seconds."""
     results: list[Arrays] = []
     seconds: list[float] = []
-    for session in pair:
+    for run in runs:
         start = time.perf_counter()
-        results.append(sessions.run(session, feed))
+        results.append(run())
         seconds.append(time.perf_counter() - start)
     return results, seconds
 

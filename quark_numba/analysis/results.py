@@ -18,6 +18,16 @@ from .measures.outputs import OutputError
 from .measures.tensors import QuantizedTensor
 
 
+@dataclass
+class Generation:
+    """What both models write after a text: the number of tokens before the first difference, and the tokens."""
+
+    name: str
+    same: int
+    tokens: list[int]
+    reference_tokens: list[int]
+
+
 @dataclass(repr=False)
 class Evaluation:
     """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs.
@@ -37,6 +47,7 @@ class Evaluation:
     not_compared : names of outputs that cannot be compared, with the reasons
     not_labelled : with labels, names of outputs without an accuracy, with the reasons
     distributions : divergences, and with labels perplexities, of an output of logits
+    generations : with `Decoding(generate=N)`, the tokens that both models write after each text
     """
 
     outputs: list[OutputError]
@@ -49,6 +60,7 @@ class Evaluation:
     not_compared: dict[str, str] = field(default_factory=dict)
     not_labelled: dict[str, str] = field(default_factory=dict)
     distributions: list[Distribution] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
@@ -111,6 +123,9 @@ def tables_of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     yield result_tables.outputs("Quantized model, against the reference", evaluation.outputs)
     yield from result_tables.not_compared(evaluation.not_compared)
     yield from result_tables.distributions(evaluation.distributions)
+    if evaluation.generations:
+        rows = [[each.name, f"{each.same} of {len(each.tokens)}"] for each in evaluation.generations]
+        yield Table("Tokens that both models write", ["text", ">the same before the first difference"], rows)
     yield Table("", ["", ""], _figures(evaluation))
     yield from result_tables.reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
 

@@ -239,7 +239,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
     _check_providers(parser, options)
     needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
-    needs |= {"ignore_label": "labels", "next_token": "labels"}
+    needs |= {"next_token": "labels", "context": "decode", "generate": "decode", "input_name": "decode"}
+    if not getattr(options, "decode", None):  # the labels are the next tokens
+        needs["ignore_label"] = "labels"
     for given, needed in needs.items():
         value = getattr(options, given, None)
         if value is not None and value is not False and not getattr(options, needed, True):

@@ -12,6 +12,7 @@ from .printing import print_json, print_tables, progress, tell
 
 if TYPE_CHECKING:
     from ..analysis.results import Analysis, Evaluation
+    from ..running.decoding import Decoding
 
 
 def add_parser(commands: Any) -> None:
@@ -47,10 +48,45 @@ def add_parser(commands: Any) -> None:
         help="count the reference's top element, or the label, as found if it is among the K largest (default: 1)",
     )
     parser.add_argument(
+        "--decode",
+        type=arguments.positive,
+        metavar="N",
+        help="--data are tokens of texts: run decoders with key-value caches over them, N tokens a run",
+    )
+    parser.add_argument(
+        "--context", type=arguments.positive, metavar="N", help="begin with empty caches after every N tokens of a text"
+    )
+    parser.add_argument(
+        "--generate", type=arguments.positive, metavar="N", help="let both models write N tokens after each text"
+    )
+    parser.add_argument(
+        "--input-name",
+        type=_input_name,
+        action="append",
+        metavar="NAME=MEANING",
+        help="an input of decoders with another name: input_ids, attention_mask, position_ids, use_cache_branch, or for a "
+        "cache the output that continues it, such as key_in.%%d=key_out.%%d",
+    )
+    parser.add_argument(
         "--metric",
         metavar="MODULE:FUNCTION",
         help="your own metric: FUNCTION(outputs, reference_outputs, feed) returns a number for a batch, or a dict of numbers",
     )
+
+
+def _input_name(text: str) -> tuple[str, str]:
+    name, _, meaning = text.partition("=")
+    if not name or not meaning:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=MEANING")
+    return name, meaning
+
+
+def _decoding(options: argparse.Namespace) -> Decoding | None:
+    from ..running.decoding import Decoding
+
+    if options.decode is None:
+        return None
+    return Decoding(options.decode, options.context, options.generate or 0, dict(options.input_name or ()))
 
 
 def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -97,6 +133,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             top_k=options.top_k,
             logits=options.logits,
             metric=load_function(options.metric) if options.metric else None,
+            decoding=_decoding(options),
             execution=arguments.execution_of(options, update),
         )
     tell_failed(evaluation.failed)

@@ -126,17 +126,18 @@ class Unread:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` as a
-    further key."""
+    """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` and
+    `tokens` as further keys, with integers of any shape."""
 
     inputs: tuple[ModelInput, ...]
     batch: int | None
     labels: str | None
+    tokens: str | None = None
 
     @property
     def names(self) -> list[str]:
         names = [model_input.name for model_input in self.inputs]
-        return [*dict.fromkeys([*names, self.labels] if self.labels else names)]
+        return [*dict.fromkeys([*names, *(key for key in (self.tokens, self.labels) if key)])]
 
     def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any] | Unread]:
         """Return the arrays of a feed by name. Raise FailedDataError if objects of the caller raise an error, or if the feed is
@@ -179,8 +180,9 @@ class BatchLayout:
                 what = f"input {model_input.name}"
             for fault in filter(None, faults):
                 raise ModelError(f"{name}: {what} {fault}")
-        if self.labels and headers[self.labels].dtype.kind not in "iu":
-            raise ModelError(f"{name}: labels {self.labels} are {headers[self.labels].dtype}; expected integers")
+        for what, key in (("tokens", self.tokens), ("labels", self.labels)):
+            if key and headers[key].dtype.kind not in "iu":
+                raise ModelError(f"{name}: {what} {key} are {headers[key].dtype}; expected integers")
         return -(-length // self.batch) if self.batch else length
 
     def cut(self, arrays: Mapping[str, NDArray[Any] | Unread], part: int, what: str) -> Arrays:
@@ -339,15 +341,17 @@ def _names(name: str, parts: int) -> Iterator[tuple[int, str]]:
     return ((part, f"{name}, batch {part}" if parts > 1 else name) for part in range(parts))
 
 
-def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None = None) -> Batches:
-    """Return the batches of the data for a model with these inputs: of Data, of RandomData, or of the source of Data. Each has
-    an array of integers under the key `labels`, too. Raise ModelError, with the name of the file, if data are missing, wrong or
-    cannot be read."""
+def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None = None, tokens: str | None = None) -> Batches:
+    """Return the batches of the data for a model with these inputs: of Data, of RandomData, or of the source of Data. Each also
+    has arrays of integers under the keys `labels` and `tokens`. Raise ModelError, with the name of the file, if data are
+    missing, wrong or cannot be read."""
     if isinstance(data, RandomData):
+        if tokens:
+            raise ModelError(f"random data have no tokens {tokens!r}; expected texts to decode")
         return _random_batches(inputs, data, labels)
     if not isinstance(data, Data):
         data = Data(data)
-    layout = BatchLayout(tuple(inputs), data.batch, labels)
+    layout = BatchLayout(tuple(inputs), data.batch, labels, tokens)
     source, name = data.source, "the data"
     if isinstance(source, (str, os.PathLike)):
         if os.path.exists(source) or not _FUNCTION.fullmatch(os.fspath(source)):

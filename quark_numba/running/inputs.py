@@ -30,7 +30,7 @@ class ModelInput:
         if self.shape is None:
             return ""
         fits = len(shape) - dropped == len(self.shape) and all(
-            not _is_fixed(wanted) or wanted == length for length, wanted in zip(shape[dropped:], self.shape, strict=True)
+            not is_fixed(wanted) or wanted == length for length, wanted in zip(shape[dropped:], self.shape, strict=True)
         )
         expected = ", ".join("?" if wanted is None else str(wanted) for wanted in self.shape)
         return "" if fits else f"has shape {shape}; the model takes [{expected}]"
@@ -38,10 +38,10 @@ class ModelInput:
     @property
     def has_free_rows(self) -> bool:
         """Return whether the number of rows is free. False for an input of one dimension: its rows are single elements."""
-        return self.shape is None or (len(self.shape) > 1 and not _is_fixed(self.shape[0]))
+        return self.shape is None or (len(self.shape) > 1 and not is_fixed(self.shape[0]))
 
 
-def _is_fixed(dimension: int | str | None) -> TypeGuard[int]:
+def is_fixed(dimension: int | str | None) -> TypeGuard[int]:
     return isinstance(dimension, int) and dimension > 0
 
 
@@ -63,7 +63,7 @@ def random_inputs(
         shape = []
         for axis, dimension in enumerate(model_input.shape or ()):
             names = [f"{model_input.name}[{axis}]"] + ([dimension] if isinstance(dimension, str) else [])
-            if _is_fixed(dimension):
+            if is_fixed(dimension):
                 shape.append(dimension)
             else:
                 free[names[0]] = names
