@@ -52,6 +52,7 @@ _PROVIDERS = {
     "build for a device; only one of them at a time",
     "onnxruntime_extensions": "onnxruntime-extensions is not installed, which does without the native backend: pip install "
     "'quark_numba[extensions]'",
+    "tokenizers": "tokenizers is not installed, which splits texts: pip install 'quark_numba[text]'",
 }
 
 

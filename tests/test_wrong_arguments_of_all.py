@@ -68,7 +68,7 @@ QUANTIZE = OF_ARRAYS | {
 
 # Of each public function: its arguments that are right, and wrong values of each argument.
 TABLE = {
-    "Data": ({"source": FEEDS}, {"source": [], "batch": POSITIVE, "limit": POSITIVE}),
+    "Data": ({"source": FEEDS}, {"source": [], "batch": POSITIVE, "limit": POSITIVE, "tokenizer": [*PATH, ""]}),
     "RandomData": (
         {},
         {"batches": [*POSITIVE, None], "seed": [*INTEGER, -1, True], "dimensions": [5, "n=1", {"n": -1}, {"n": "1"}, {5: 1}]},

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,11 @@ from .measures.sums import FIRST, JOINED, Sums, share
 from .results import Evaluation, Generation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
+
+R = TypeVar("R")
+
+# The number of tokens that a decoder takes before it is the other's turn, if a window is shorter.
+_TURN = 32
 
 # The outputs that can be compared, of the model and of the reference, by name.
 _Compared = dict[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -278,18 +283,27 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     total: _Batch | None = None
     length = tokens.shape[1]
     context = decoding.context or length
+    # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
+    # processor's caches.
+    stretch = decoding.window * max(1, _TURN // decoding.window)
     for first in range(0, length, context):
         for decoder in decoders:
             decoder.start(len(tokens))
         end = min(first + context, length)
-        for start in range(first, end, decoding.window):
-            part = slice(start, min(start + decoding.window, end))
-            results, seconds = _timed(functools.partial(decoder.step, tokens[:, part]) for decoder in decoders)
-            sums = _sums(results, seconds, measure, Labels(labels.values[:, part], labels.counted[:, part]))
-            if total is None:
-                total = sums
-            else:
-                total.add(sums)
+        for start in range(first, end, stretch):
+            windows = [
+                slice(at, min(at + decoding.window, end)) for at in range(start, min(start + stretch, end), decoding.window)
+            ]
+            of_models, seconds = _timed(
+                functools.partial(_steps, decoder, [tokens[:, each] for each in windows]) for decoder in decoders
+            )
+            for window, *results in zip(windows, *of_models, strict=True):
+                sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
+                seconds = [0.0, 0.0]
+                if total is None:
+                    total = sums
+                else:
+                    total.add(sums)
     assert total
     total.samples = len(tokens)
     if decoding.generate:
@@ -300,6 +314,10 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
             total.generations.append(Generation(name, same, *texts))
     return total
+
+
+def _steps(decoder: Decoder, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
+    return [decoder.step(part) for part in parts]
 
 
 def _texts(array: Any, key: str, batch: Batch) -> NDArray[Any]:
@@ -322,7 +340,7 @@ def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[
         outputs = decoder.step(tokens[-1][:, None])
 
 
-def _sums(results: list[Arrays], seconds: list[float], measure: _Measure, labels: Labels | None) -> _Batch:
+def _sums(results: Sequence[Arrays], seconds: list[float], measure: _Measure, labels: Labels | None) -> _Batch:
     """Return the sums of one run of each model, without samples and metrics."""
     of_model, of_reference = results
     classes = measure.classes
@@ -344,9 +362,9 @@ def _sums(results: list[Arrays], seconds: list[float], measure: _Measure, labels
     return _Batch(0, compared, places, distributions, {}, seconds, labelled)
 
 
-def _timed(runs: Iterable[Callable[[], Arrays]]) -> tuple[list[Arrays], list[float]]:
-    """Return the outputs of each run, and its time in seconds."""
-    results: list[Arrays] = []
+def _timed(runs: Iterable[Callable[[], R]]) -> tuple[list[R], list[float]]:
+    """Return the result of each run, and its time in seconds."""
+    results: list[R] = []
     seconds: list[float] = []
     for run in runs:
         start = time.perf_counter()
@@ -377,7 +395,7 @@ def _shapes(arrays: _Compared) -> list[str]:
     return [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
 
 
-def _call_metric(metric: Any, results: list[Arrays], feed: Arrays, samples: int) -> dict[str, float]:
+def _call_metric(metric: Any, results: Sequence[Arrays], feed: Arrays, samples: int) -> dict[str, float]:
     """Return the metric's numbers for a batch by name, each times the samples."""
     name = getattr(metric, "__name__", "metric")
     with errors_named(f"metric {name}"):

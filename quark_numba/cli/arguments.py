@@ -188,6 +188,11 @@ def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         metavar="N",
         help="N random batches, in the model's shapes" + ("" if required else " (default: one)"),
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="--data is a text file, or a folder of .txt files; FILE is the model's tokenizer.json (needs the extra `text`)",
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="take at most N batches")
     parser.add_argument("--batch", type=positive, metavar="N", help="cut the arrays of --data into batches of N rows")
     parser.add_argument(
@@ -208,7 +213,7 @@ def data_of(options: argparse.Namespace) -> Data | RandomData:
     from ..running.data import Data, RandomData
 
     if options.data is not None:
-        return Data(options.data, options.batch, options.limit)
+        return Data(options.data, options.batch, options.limit, options.tokenizer)
     batches = options.random or 1
     return RandomData(min(batches, options.limit or batches), options.seed, dict(options.dim))
 
@@ -228,7 +233,7 @@ def check_written(options: argparse.Namespace, *written: str) -> None:
     def given(*names: str) -> list[str]:
         return [path for name in names if (path := getattr(options, name, None))]
 
-    model_files.check_written(given(*written), given("model", "reference"), given("data", "expected"))
+    model_files.check_written(given(*written), given("model", "reference"), given("data", "expected", "tokenizer"))
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -238,7 +243,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
     _check_providers(parser, options)
-    needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
+    needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data", "tokenizer": "data"}
     needs |= {"next_token": "labels", "context": "decode", "generate": "decode", "input_name": "decode"}
     if not getattr(options, "decode", None):  # the labels are the next tokens
         needs["ignore_label"] = "labels"

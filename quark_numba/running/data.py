@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_integers, check_positive, refuse
+from ..checks import check_integers, check_paths, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
 from .files import File, check_arrays, files_of, forget, read_headers
 from .inputs import ModelInput, random_inputs
-from .sessions import Arrays
+from .sessions import Arrays, dtype_of
+from .text_files import files_of_texts, read_tokens
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
@@ -49,14 +50,20 @@ class Data:
         The number of rows of a batch: arrays are cut into batches of this size.
     limit : int, optional
         The largest number of batches.
+    tokenizer : path, optional
+        The file tokenizer.json of a language model (`pip install 'quark_numba[text]'`). `source` is then the path of a text in
+        UTF-8, or of a folder of .txt files. The tokens of each text are a batch of one row, for the model's only input or for
+        its input of tokens.
     """
 
     source: Any
     batch: int | None = None
     limit: int | None = None
+    tokenizer: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_positive(batch=self.batch, limit=self.limit)
+        check_paths(tokenizer=self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -353,6 +360,8 @@ def open_batches(inputs: Sequence[ModelInput], data: Any, *, labels: str | None 
         data = Data(data)
     layout = BatchLayout(tuple(inputs), data.batch, labels, tokens)
     source, name = data.source, "the data"
+    if data.tokenizer is not None:
+        return _batches_of_texts(layout, data)
     if isinstance(source, (str, os.PathLike)):
         if os.path.exists(source) or not _FUNCTION.fullmatch(os.fspath(source)):
             return _batches_of_files(layout, Path(source), data.limit)
@@ -393,6 +402,24 @@ def _random_batches(inputs: Sequence[ModelInput], data: RandomData, labels: str 
 
     source = f"random {data.seed} {sorted(data.dimensions.items())}"
     return Batches(items, BatchLayout(tuple(inputs), None, None), None, data.batches, source)
+
+
+def _batches_of_texts(layout: BatchLayout, data: Data) -> Batches:
+    if len(layout.names) != 1:
+        raise ModelError(
+            f"tokenizer: the tokens of a text are one array; expected {', '.join(layout.names)} without a tokenizer"
+        )
+    assert data.tokenizer is not None
+    tokenizer, files, (key,) = data.tokenizer, files_of_texts(data.source), layout.names
+    dtype = dtype_of(layout.inputs[0].type_name) if layout.inputs else None
+
+    def items() -> Iterator[tuple[str, Content]]:
+        for name, tokens in read_tokens(files, tokenizer):
+            yield name, {key: tokens if dtype is None else tokens.astype(dtype)}
+
+    count = min(len(files), data.limit or len(files))
+    status = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in (*files, Path(tokenizer))]
+    return Batches(items, layout, data.limit, count, repr(status))
 
 
 def _batches_of_files(layout: BatchLayout, path: Path, limit: int | None) -> Batches:

@@ -133,3 +133,32 @@ def test_the_command(terminal, tmp_path):
     report = terminal.report(*words, "--decode", "4", "--context", "9", "--generate", "3", "--batch", "1")
     assert report["distributions"][0]["places"] == 40
     assert [each["same"] <= 3 for each in report["generations"]] == [True, True]
+
+
+def test_texts(terminal, tmp_path):
+    """A tokenizer turns text files into tokens, for decoding and for single runs."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["?", "one", "two", "three", "four", "five"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a.txt", "one two three four"), ("b.txt", "five six five"), ("notes.md", "one")):
+        (tmp_path / "texts" / name).write_text(text)
+    data = Data(tmp_path / "texts", tokenizer=tmp_path / "tokenizer.json")
+    found = quark_numba.evaluate(decoder("bf16"), data, decoding=Decoding(2))
+    tokens = [np.array([1, 2, 3, 4]), np.array([5, 0, 5])]
+    expected = quark_numba.evaluate(decoder("bf16"), tokens, decoding=Decoding(2))
+    assert found.distributions == expected.distributions
+    single = text_model(
+        "(int32[b, s] ids) => (float[b, s, 9] logits) { logits = Gather (t, ids) }", t=np.eye(9, dtype=np.float32)
+    )
+    found = quark_numba.evaluate(single, data, single, labels="ids", next_token=True)
+    assert found.distributions[0].places == 5
+    (tmp_path / "m.onnx").write_bytes(decoder("bf16").SerializeToString())
+    words = ["evaluate", tmp_path / "m.onnx", "--data", tmp_path / "texts" / "a.txt", "--decode", "3", "--tokenizer"]
+    assert terminal.report(*words, tmp_path / "tokenizer.json")["samples"] == 1
+    assert "tokenizer " in terminal.error(*words, tmp_path / "texts" / "a.txt")
+    assert "none.json: No such file" in terminal.error(*words, tmp_path / "none.json")
+    (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
+    assert "a.txt: not a text in UTF-8" in terminal.error(*words, tmp_path / "tokenizer.json")
