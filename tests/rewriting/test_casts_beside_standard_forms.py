@@ -64,6 +64,7 @@ def is_run(result):
 
 @pytest.mark.parametrize("operator", OF_FLOAT16, ids=lambda each: f"{each.domain}-{each.name}-{each.since_version}")
 @pytest.mark.parametrize("operators", ONNX_ONLY)
+@pytest.mark.covering
 def test_nodes_of_float16(operator, operators):
     """What is rounded to float16 in front of a form, and behind it, stays so."""
     for case in cases(operator, is_float16=True):
