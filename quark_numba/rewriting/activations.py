@@ -15,6 +15,7 @@ from ..region.activations import LIMITS, on_arrays
 from .onnx_runtime import run_on_cpu
 
 OTHERWISE = f"ONNX Runtime {onnxruntime.__version__} computes it otherwise on this processor than a region does"
+ON_CUDA = "the CUDA provider computes it otherwise than a region does"
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from . import casts
-from .activations import OTHERWISE, is_computed_alike
+from .activations import ON_CUDA, OTHERWISE, is_computed_alike
 from .fusions import fused_values
 from .graph import Graph
 from .nodes import GraphOperand, Node
@@ -69,9 +69,9 @@ class _Steps:
         if node.outputs[0].name in self.fused:
             self.graph.count_left(node, self.fused[node.outputs[0].name])
             return None
-        # The CUDA provider computes them otherwise.
-        if node.op_type in ACTIVATIONS and (self.graph.operators == "cuda" or not is_computed_alike(node.op_type)):
-            self.graph.count_left(node, OTHERWISE)
+        is_cuda = self.graph.operators == "cuda"
+        if node.op_type in ACTIVATIONS and (is_cuda or not is_computed_alike(node.op_type)):
+            self.graph.count_left(node, ON_CUDA if is_cuda else OTHERWISE)
             return None
         return self._cast(node) if node.op_type == CAST else self._elementwise(node)
 
