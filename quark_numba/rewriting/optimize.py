@@ -24,6 +24,7 @@ from . import (
     constants,
     dynamic_pairs,
     fake_quantizers,
+    float16_fences,
     functions,
     gathers,
     integer_operators,
@@ -57,14 +58,15 @@ PASSES = (
     own_operators,
     repeated_round_trips,
     regions,
+    float16_fences,
 )
 
 # The passes for a model in standard operators. Casts are standard, and stay as they are.
-_NOT_STANDARD = (casts, own_operators, regions)
+_NOT_STANDARD = (casts, own_operators, regions, float16_fences)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
 # The passes for a model on an NVIDIA GPU.
-CUDA_PASSES = (*PASSES, standard_forms)
+CUDA_PASSES = (*PASSES[:-1], standard_forms, float16_fences)
 
 
 class Options(TypedDict, total=False):

@@ -37,7 +37,7 @@ WRITTEN = "written in standard operators"
 # The most bytes of a constant that the inference of shapes is given.
 _MAX_READ = 1 << 10
 
-# ONNX Runtime names the Casts so that it puts around float16 nodes without a kernel of float16 (see `_NodeWriter.fence`).
+# ONNX Runtime names the Casts so that it puts around float16 nodes without a kernel of float16 (see `NodeWriter.fence`).
 _INSERTED = "InsertedPrecisionFreeCast_"
 
 
@@ -72,7 +72,7 @@ def _try_to_write(graph: Graph, node: Node, bounds: Bounds) -> bool:
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Replace a node by its standard form. Raise NotRewrittenError if it has no standard form."""
     inputs = [None if value is None else _Input(graph, value) for value in node.ir_node.inputs]
-    builder = _NodeWriter(graph, node, bounds)
+    builder = NodeWriter(graph, node, bounds)
     form: Callable[..., Sequence[GraphOperand]] = require(node.operator.standard_form, "it has no standard form")
     try:
         with faults_as_reasons():
@@ -135,7 +135,7 @@ class _Input(GraphOperand):
         return super().element_type or self.graph.inferred_type(self.value)
 
 
-class _NodeWriter(Builder[GraphOperand]):
+class NodeWriter(Builder[GraphOperand]):
     """A writer of nodes in front of a node of a graph."""
 
     def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:

@@ -1,16 +1,17 @@
-"""The Casts of a standard form stay as they are beside ONNX Runtime's own Casts, and beside those of the model."""
+"""What is rounded to float16 stays so. The Casts of a standard form stay as they are beside ONNX Runtime's own Casts, and beside
+those of the model. Nodes of the package stay in float16."""
 
 import numpy as np
 import onnx
 import oracle
 import pytest
 from onnx import helper
-from onnx_models import array_of, model, ort_value, session
+from onnx_models import array_of, model, ort_value, session, session_options
 from rewritten_models import constant
 from standard_cases import WITH_FORMS, cases
 from standard_models import LEVELS, in_standard_operators, plain_session
 
-from quark_numba import optimize
+from quark_numba import InferenceSession, optimize
 from quark_numba.element_types import FLOAT16, find
 from quark_numba.rewriting.onnx_runtime import casts_to
 from quark_numba.rewriting.standard_forms import ONNX_ONLY
@@ -76,6 +77,31 @@ def test_nodes_of_float16(operator, operators):
             made = plain_session(rewritten, level=level)
             for y, result in zip(outputs(made, feeds), expected, strict=True):
                 oracle.assert_same_bits(y, result)
+
+
+@pytest.mark.parametrize("operator", OF_FLOAT16, ids=lambda each: f"{each.domain}-{each.name}-{each.since_version}")
+@pytest.mark.parametrize("operators", ["custom", "cuda"])
+@pytest.mark.covering
+def test_custom_nodes_of_float16(operator, operators):
+    """What is rounded to float16 in front of a node of the package, and behind it, stays so in an optimized model."""
+    for case in cases(operator, is_float16=True):
+        source, feeds, expected = between_products(case)
+        if not all(map(is_run, (*case.inputs, *expected))):
+            continue
+        rewritten = optimize(source, operators=operators, qdq="float")
+        made = [session(rewritten, qdq="float", threads=1, level=level) for level in LEVELS]
+        if operators == "custom":
+            made.append(InferenceSession(source, session_options(threads=1), qdq="float"))
+        for each in made:
+            for y, result in zip(outputs(each, feeds), expected, strict=True):
+                oracle.assert_same_bits(y, result)
+
+
+def test_no_fence_between_nodes_of_the_package():
+    nodes = [f"{y} = com.amd.quark.BFPQuantizeDequantize <axis = 1, block_size = 4> ({x})" for x, y in ("ab", "bc")]
+    nodes = ["a = Mul (x, x)", *nodes, "y = Mul (c, c)"]
+    source = model(nodes, [("x", "float16", [2, 8])], [("y", "float16", [2, 8])])
+    assert [node.op_type for node in optimize(source).graph.node].count("Concat") == 0
 
 
 ROUNDED_TO_BFLOAT16 = helper.make_node(
