@@ -1,5 +1,5 @@
-"""What is rounded to float16 stays so. The Casts of a standard form stay as they are beside ONNX Runtime's own Casts, and beside
-those of the model. Nodes of the package stay in float16."""
+"""What is rounded to float16 stays so. The Casts of a standard form stay beside ONNX Runtime's Casts, and beside those of the
+model. Nodes of the package stay in float16."""
 
 import numpy as np
 import onnx
