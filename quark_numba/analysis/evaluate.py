@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_flags, check_functions, check_integers, check_texts, refuse
 from ..errors import ModelError, errors_named
+from ..models.genai_folders import GenaiFolder
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.decoding import TOKENS, Decoder, Decoding
@@ -90,7 +91,8 @@ def evaluate(
     ----------
     model : path, or onnx.ModelProto
         The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With execution providers other than
-        the CPU provider (`execution`), it is rewritten as for ``InferenceSession``.
+        the CPU provider (`execution`), it is rewritten as for ``InferenceSession``. A folder of ONNX Runtime GenAI stands for
+        its decoder, and also gives the names for `logits` and `decoding`.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
@@ -144,15 +146,18 @@ def evaluate(
     if decoding is not None and metric is not None:
         raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
+    folders = [folder for folder in map(GenaiFolder.find, (model, reference)) if folder]
+    of_logits = logits or (folders[0].logits() if folders else LOGITS)
     threads = execution.threads_of_process
     pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
+        decoding = _with_names(decoding, folders)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
-        if (logits or LOGITS) not in names:
-            raise ModelError(f"logits: no output is named {logits or LOGITS!r}; the outputs are {', '.join(names)}")
+        if of_logits not in names:
+            raise ModelError(f"logits: no output is named {of_logits!r}; the outputs are {', '.join(names)}")
         next_token = next_token or labels is None
     classes = Classes(class_axis, top_k, labels or tokens or None, ignore_label, bool(next_token))
     check_chosen(outputs, names)
@@ -172,13 +177,13 @@ def evaluate(
         "ignore_label": ignore_label,
         "next_token": bool(next_token),
         "top_k": top_k,
-        "logits": logits,
+        "logits": of_logits,
         "metric": getattr(metric, "__qualname__", metric),
         "decoding": repr(decoding),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
-    measure = _Measure(compared, classes, logits or LOGITS, metric, decoding, tokens)
+    measure = _Measure(compared, classes, of_logits, metric, decoding, tokens)
     work = functools.partial(_make_work, make_pair, measure)
     with runner.connected():
         done = runner.total(_Batch, work)
@@ -231,6 +236,14 @@ class _Measure:
 def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
     """Return the function that measures a batch with the sessions of a pair."""
     return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
+
+
+def _with_names(decoding: Decoding, folders: Sequence[GenaiFolder]) -> Decoding:
+    """Add the names that the configurations of folders give to inputs. The names of `decoding` come before them."""
+    names = dict(decoding.names)
+    for folder in folders:
+        names |= folder.meanings() | names
+    return replace(decoding, names=names)
 
 
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:

@@ -142,10 +142,11 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     own error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
     functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
+    from ..models.genai_folders import decoder_at
 
     tensors = {row.name: row for row in analysis.tensors}
     ratios: dict[str, float | None] = {row.name: row.on_sqnr_db for row in analysis.sweep if row.name in tensors}
     ratios = ratios or {row.name: row.own_sqnr_db for row in analysis.tensors}
     worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
-    names = {node.name for node in model_files.load(model).graph.node}
+    names = {node.name for node in model_files.load(decoder_at(model)).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))

@@ -92,7 +92,7 @@ def _decoding(options: argparse.Namespace) -> Decoding | None:
 def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
     """Return the parser of a subcommand that compares a quantized model with the float model over data."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
-    parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model")
+    parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model, or a folder of ONNX Runtime GenAI")
     parser.add_argument(
         "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
     )
