@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from ..checks import check_flags, check_functions, check_integers, check_texts, refuse
 from ..errors import ModelError, errors_named
-from ..models.genai_folders import GenaiFolder
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding
+from ..running.decoding import TOKENS, Decoder, Decoding, texts_of
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
-from .measures.distributions import LOGITS, DistributionSums, distribution, distribution_sums
+from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
 from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
 from .measures.sums import FIRST, JOINED, Sums, share
 from .results import Evaluation, Generation
@@ -33,6 +32,9 @@ R = TypeVar("R")
 
 # The number of tokens that a decoder takes before it is the other's turn, if a window is shorter.
 _TURN = 32
+
+# A run of a decoder: its outputs for the next tokens.
+_Step = Callable[[NDArray[Any]], Arrays]
 
 # The outputs that can be compared, of the model and of the reference, by name.
 _Compared = dict[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -146,14 +148,13 @@ def evaluate(
     if decoding is not None and metric is not None:
         raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    folders = [folder for folder in map(GenaiFolder.find, (model, reference)) if folder]
-    of_logits = logits or (folders[0].logits() if folders else LOGITS)
+    of_logits = logits or name_of_logits(model, reference)
     threads = execution.threads_of_process
     pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
-        decoding = _with_names(decoding, folders)
+        decoding = decoding.with_names_of(model, reference)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
         if of_logits not in names:
@@ -238,16 +239,9 @@ def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
     return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
 
 
-def _with_names(decoding: Decoding, folders: Sequence[GenaiFolder]) -> Decoding:
-    """Add the names that the configurations of folders give to inputs. The names of `decoding` come before them."""
-    names = dict(decoding.names)
-    for folder in folders:
-        names |= folder.meanings() | names
-    return replace(decoding, names=names)
-
-
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:
-    return [Decoder(each, decoding.names, what) for each, what in zip(pair, ("the model", "the reference"), strict=True)]
+    whats = ("the model", "the reference")
+    return [Decoder.of_session(each, decoding.names, what) for each, what in zip(pair, whats, strict=True)]
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -287,29 +281,26 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     assert decoding
     assert classes.key
     feed = batch.load()
-    tokens, wanted = (_texts(feed[key], key, batch) for key in (measure.tokens, classes.key))
-    if wanted.shape != tokens.shape or not tokens.size:
+    tokens, wanted = (texts_of(feed, key, batch) for key in (measure.tokens, classes.key))
+    if wanted.shape != tokens.shape:
         shapes = f"tokens {measure.tokens} have shape {tokens.shape}, labels {classes.key} {wanted.shape}"
-        raise ModelError(f"{shapes}; expected the same shape, and at least one token")
+        raise ModelError(f"{shapes}; expected the same shape")
     labels = labels_of(wanted, classes)
     decoders = _decoders(pair, decoding)
+    steps = [
+        functools.partial(each.step, functools.partial(sessions.run, session))
+        for each, session in zip(decoders, pair, strict=True)
+    ]
     total: _Batch | None = None
-    length = tokens.shape[1]
-    context = decoding.context or length
     # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
     # processor's caches.
-    stretch = decoding.window * max(1, _TURN // decoding.window)
-    for first in range(0, length, context):
+    turn = max(1, _TURN // decoding.window)
+    for runs in decoding.runs(tokens.shape[1]):
         for decoder in decoders:
             decoder.start(len(tokens))
-        end = min(first + context, length)
-        for start in range(first, end, stretch):
-            windows = [
-                slice(at, min(at + decoding.window, end)) for at in range(start, min(start + stretch, end), decoding.window)
-            ]
-            of_models, seconds = _timed(
-                functools.partial(_steps, decoder, [tokens[:, each] for each in windows]) for decoder in decoders
-            )
+        for first in range(0, len(runs), turn):
+            windows = runs[first : first + turn]
+            of_models, seconds = _timed(functools.partial(_each, step, [tokens[:, each] for each in windows]) for step in steps)
             for window, *results in zip(windows, *of_models, strict=True):
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
@@ -321,7 +312,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     total.samples = len(tokens)
     if decoding.generate:
         place = decoders[0].outputs.index(measure.logits)
-        written = [_written(*each, decoding.generate, place) for each in zip(decoders, results, strict=True)]
+        written = [_written(*each, decoding.generate, place) for each in zip(steps, results, strict=True)]
         for row, texts in enumerate(zip(*written, strict=True)):
             name = f"{batch.name}, text {row}" if len(tokens) > 1 else batch.name
             same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
@@ -329,20 +320,11 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     return total
 
 
-def _steps(decoder: Decoder, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
-    return [decoder.step(part) for part in parts]
+def _each(step: _Step, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
+    return [step(part) for part in parts]
 
 
-def _texts(array: Any, key: str, batch: Batch) -> NDArray[Any]:
-    """Return tokens, or their labels, of shape (texts, tokens)."""
-    if array.ndim == 1 and not batch.layout.batch:
-        return array[None]
-    if array.ndim != 2:
-        raise ModelError(f"{key} has shape {array.shape}; expected (texts, tokens), or (tokens,) without a size of batches")
-    return array
-
-
-def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[list[int]]:
+def _written(step: _Step, outputs: Arrays, count: int, place: int) -> list[list[int]]:
     """Return the next tokens of each text, each the most probable one after those before. `outputs` are of the last run, and
     their logits are at `place`."""
     tokens: list[NDArray[Any]] = []
@@ -350,7 +332,7 @@ def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[
         tokens.append([*outputs.values()][place][:, -1].argmax(axis=-1))
         if len(tokens) == count:
             return [[int(token) for token in text] for text in np.stack(tokens, axis=1)]
-        outputs = decoder.step(tokens[-1][:, None])
+        outputs = step(tokens[-1][:, None])
 
 
 def _sums(results: Sequence[Arrays], seconds: list[float], measure: _Measure, labels: Labels | None) -> _Batch:
