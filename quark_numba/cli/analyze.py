@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..texts import in_json, printable
 from . import arguments
-from .evaluate import add_comparison, fails_below, tell_failed
+from .evaluate import add_comparison, decoding_of, fails_below, tell_failed
 from .printing import print_json, print_tables, progress
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def _analyze(options: argparse.Namespace) -> int:
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
+            logits=options.logits,
+            decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),
         )
     tell_failed(analysis.failed)
