@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from decoders import VOCABULARY, decoder, logits_by_hand, written_by_hand
+from decoders import OPTIMUM, VOCABULARY, decoder, logits_by_hand, renamed, written_by_hand
 from genai import configuration, write_folder
 from libraries import linked
 
@@ -73,6 +73,19 @@ def test_the_same_tokens(kind, is_optimized, tmp_path):
     folder = write_folder(tmp_path / "in", decoder=model)
     quark_numba.build_library(folder, tmp_path / "out", optimize=is_optimized)
     assert written(moved(tmp_path / "out")) == expected_of(model)
+
+
+def test_grouped_queries(tmp_path):
+    """A decoder with GroupQueryAttention and an attention mask, under optimum's names, which need no keys."""
+    model = renamed(decoder("bfp16", attention="grouped"), OPTIMUM)
+    config = configuration(inputs={"attention_mask": "attention_mask"}, outputs={})
+    folder = write_folder(tmp_path / "in", config, decoder=model)
+    quark_numba.build_library(folder, tmp_path / "out")
+    data = quark_numba.Data(np.array([PROMPT]))
+    decoding = quark_numba.Decoding(len(PROMPT), generate=COUNT)
+    evaluated = quark_numba.evaluate(folder, data, decoding=decoding).generations[0].tokens
+    assert VOCABULARY - 1 not in evaluated  # GenAI would not write the token of the end
+    assert written(moved(tmp_path / "out")) == evaluated
 
 
 def test_a_pipeline(tmp_path):
