@@ -17,7 +17,7 @@ from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, texts_of
+from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.saved import Total
 from ..running.threads import in_order
@@ -112,7 +112,7 @@ def analyze(
     _check_decoding(decoding)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     if decoding is not None:
-        decoding = decoding.with_names_of(model, reference)
+        decoding = with_names_of(decoding, model, reference)
     of_logits = logits or name_of_logits(model, reference)
     recipe = _Recipe(
         *models, outputs, by if sweep else None, list(what_if), histograms, of_logits, decoding, execution.providers
@@ -198,7 +198,7 @@ class _Setup:
         if self.recipe.decoding is None:
             return batch.layout.samples(feed), [[feed]]
         tokens = texts_of(feed, self.tokens, batch)
-        return len(tokens), [[tokens[:, each] for each in runs] for runs in self.recipe.decoding.runs(tokens.shape[1])]
+        return len(tokens), [[tokens[:, each] for each in runs] for runs in runs_of(self.recipe.decoding, tokens.shape[1])]
 
     def session_of(self, model: Source, name: str) -> Any:
         return sessions.session_of(model, name, providers=self.providers)

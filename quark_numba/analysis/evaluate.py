@@ -16,7 +16,7 @@ from ..checks import check_flags, check_functions, check_integers, check_texts, 
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, texts_of
+from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
@@ -154,7 +154,7 @@ def evaluate(
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
-        decoding = decoding.with_names_of(model, reference)
+        decoding = with_names_of(decoding, model, reference)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
         if of_logits not in names:
@@ -295,7 +295,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
     # processor's caches.
     turn = max(1, _TURN // decoding.window)
-    for runs in decoding.runs(tokens.shape[1]):
+    for runs in runs_of(decoding, tokens.shape[1]):
         for decoder in decoders:
             decoder.start(len(tokens))
         for first in range(0, len(runs), turn):

@@ -55,19 +55,21 @@ class Decoding:
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             refuse("names", self.names, "a mapping of names of inputs to texts")
 
-    def with_names_of(self, *models: Any) -> Decoding:
-        """Add the names in the configurations of those models that are folders of ONNX Runtime GenAI. Names that are given
-        already come before them."""
-        names = dict(self.names)
-        for folder in filter(None, map(GenaiFolder.find, models)):
-            names |= folder.meanings() | names
-        return replace(self, names=names)
 
-    def runs(self, length: int) -> list[list[slice]]:
-        """Return the tokens that each run takes of a text, for each part of the text that begins with empty caches."""
-        context = self.context or length
-        ends = [(first, min(first + context, length)) for first in range(0, length, context)]
-        return [[slice(at, min(at + self.window, end)) for at in range(first, end, self.window)] for first, end in ends]
+def with_names_of(decoding: Decoding, *models: Any) -> Decoding:
+    """Return a decoding with the names in the configurations of those models that are folders of ONNX Runtime GenAI. Names that
+    it has already come before them."""
+    names = dict(decoding.names)
+    for folder in filter(None, map(GenaiFolder.find, models)):
+        names |= folder.meanings() | names
+    return replace(decoding, names=names)
+
+
+def runs_of(decoding: Decoding, length: int) -> list[list[slice]]:
+    """Return the tokens that each run takes of a text, for each part of the text that begins with empty caches."""
+    context = decoding.context or length
+    ends = [(first, min(first + context, length)) for first in range(0, length, context)]
+    return [[slice(at, min(at + decoding.window, end)) for at in range(first, end, decoding.window)] for first, end in ends]
 
 
 def texts_of(feed: Mapping[str, NDArray[Any]], key: str, batch: Batch) -> NDArray[Any]:
