@@ -93,6 +93,21 @@ def test_one_run_over_a_text():
     assert found == replace(expected, batches=found.batches)
 
 
+@pytest.mark.parametrize("attention", ["merged", "grouped"])
+def test_other_decoders(attention):
+    """Where tensors are measured, the model computes what `evaluate` computes."""
+    models = [decoders.renamed(decoder(kind, attention=attention), decoders.OPTIMUM) for kind in ("bf16", "float")]
+    data = Data(TOKENS[:1])  # GroupQueryAttention takes several tokens behind a cache of one text alone
+    found, expected = (
+        each(models[0], data, models[1], decoding=Decoding(4)) for each in (quark_numba.analyze, quark_numba.evaluate)
+    )
+    assert {row.name for row in found.tensors} == {"k", "v", "z"}
+    assert found.outputs[0].sqnr_db == pytest.approx(expected.outputs[0].sqnr_db, abs=0.01)
+    # The last place has no label, so `evaluate` leaves it out.
+    mean = sum(found.divergences[:-1]) / 12
+    assert mean == pytest.approx(expected.distributions[0].mean_divergence, rel=1e-3)
+
+
 def test_trade_offs_have_their_own_caches():
     """If each tensor can only have its own type, the only point is the quantized model."""
     found = quark_numba.analyze(decoder("bf16"), Data(TOKENS), decoding=Decoding(2), what_if=["bfloat16"])
