@@ -32,7 +32,11 @@ def text_of(tokens):
 def pages():
     """Return the texts of the pages of this repository."""
     root = Path(__file__).parent.parent
-    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(root.glob("**/README.md"))}
+    paths = [
+        root / "README.md",
+        *(path for each in ("bench", "quark_numba", "tests") for path in (root / each).rglob("README.md")),
+    ]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
 def positions():

@@ -15,7 +15,8 @@ from onnx import helper
 from text_graphs import text_model
 
 import quark_numba
-from quark_numba import Data, Decoding, Execution, ModelError
+from quark_numba import Analysis, Data, Decoding, Execution, ModelError
+from quark_numba.analysis.page import page
 
 pytestmark = pytest.mark.compiled
 
@@ -143,6 +144,14 @@ def test_the_command(terminal, tmp_path):
     assert len(report["divergences"]) == 9
     assert "Divergence by place in the text" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "no output to compare is named 'none'" in terminal.error(*words, "--logits", "none")
+
+
+@pytest.mark.parametrize("divergences", [[0.0, 0.0], [math.inf, math.nan], [0.0, 1e-3, math.inf]])
+def test_extremes_on_the_page(divergences):
+    """What is not drawn gives no warning of the plot's axes."""
+    analysis = Analysis([], [], {}, samples=1, batches=1, divergences=divergences)
+    assert "Divergence by place in the text" in page(analysis, "a decoder")
+    assert f"{divergences[0]:.3g}" in str(analysis)
 
 
 def test_wrong_use():
