@@ -108,6 +108,8 @@ TABLE = {
             "by": ["layer", None, 5, Nothing(), np.ones(2)],
             "what_if": ["bfloat16", 5, [5], ["nonsense"], Nothing()],
             "histograms": COUNT[:4],
+            "logits": [*TEXT, ""],
+            "decoding": ["4", 4, Nothing()],
         },
     ),
     "evaluate": (

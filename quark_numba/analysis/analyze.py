@@ -7,25 +7,27 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checks import check_choices, check_flags, check_integers, check_names
+from ..checks import check_choices, check_flags, check_integers, check_names, check_texts, refuse
 from ..compiling.threads import number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
+from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.saved import Total
 from ..running.threads import in_order
-from .experiments.experiment import BatchValues, Experiment, ExperimentSums, Measured, Outcome, Point
+from .experiments.experiment import Experiment, ExperimentSums, Measured, Outcome, Point, RunValues
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
 from .experiments.what_if import WhatIf
-from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
+from .measures.distributions import PlaceSums, name_of_logits, place_sums
+from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
 from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .results import Analysis
@@ -34,6 +36,8 @@ from .twin.forms import Array
 from .twin.quantizers import Quantizer
 from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
+
+_S = TypeVar("_S", bound=Sums)
 
 
 @dataclass
@@ -53,6 +57,8 @@ def analyze(
     by: By = "tensor",
     what_if: Sequence[str] = (),
     histograms: int = 0,
+    logits: str | None = None,
+    decoding: Decoding | None = None,
     execution: Execution | None = None,
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
@@ -79,6 +85,13 @@ def analyze(
         Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice then.
     histograms : int
         The number of worst tensors to make histograms of.
+    logits : str, optional
+        The output of logits (texts, places, classes), whose divergence from the reference's is measured at each place
+        (`divergences`). Default as in `evaluate`.
+    decoding : Decoding, optional
+        Runs decoders over texts, as in `evaluate`, without `generate`. The model, its twin and the reference have their own
+        caches, so the inherited errors include those of the caches. A run of `sweep` and `what_if` has the caches of the model
+        or of the twin, so its effect is that within a run of the decoder.
 
     Returns
     -------
@@ -95,21 +108,38 @@ def analyze(
     check_names(what_if=what_if)
     check_integers(0, math.inf, "an integer of 0 or more", histograms=histograms)
     check_choices(BY, by=by)
+    check_texts(logits=logits)
+    _check_decoding(decoding)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms, execution.providers)
+    if decoding is not None:
+        decoding = with_names_of(decoding, model, reference)
+    of_logits = logits or name_of_logits(model, reference)
+    recipe = _Recipe(
+        *models, outputs, by if sweep else None, list(what_if), histograms, of_logits, decoding, execution.providers
+    )
     setup = _Setup(recipe, execution.providers_here)
-    check_chosen(outputs, setup.segments.outputs)
-    batches = open_batches(setup.segments.inputs, data)
+    check_chosen(outputs, setup.outputs)
+    check_logits(logits, outputs or setup.outputs)
+    tokens = setup.tokens
+    batches = open_batches([] if tokens else setup.segments.inputs, data, tokens=tokens)
     for experiment in setup.experiments:
         if experiment.has_points and not batches.is_reiterable:
             raise ModelError(
                 f"{experiment.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )
-    run = {"command": "analyze", "by": recipe.by, "what_if": recipe.what_if, "outputs": outputs}
+    run = {"command": "analyze", "by": recipe.by, "what_if": recipe.what_if, "outputs": outputs, "logits": of_logits}
+    run["decoding"] = repr(decoding)
     runner = Runner(execution, batches, run, models, passes=1 + setup.has_points)
     analysis = _analysis(setup, *_measure(setup, runner))
     float_twin.check(*models)
     return analysis
+
+
+def _check_decoding(decoding: Any) -> None:
+    if decoding is not None and not isinstance(decoding, Decoding):
+        refuse("decoding", decoding, "quark_numba.Decoding")
+    if decoding is not None and decoding.generate:
+        raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
 
 
 @dataclass(frozen=True)
@@ -122,6 +152,8 @@ class _Recipe:
     by: By | None
     what_if: list[str]
     histograms: int
+    logits: str
+    decoding: Decoding | None
     providers: Sequence[str] | None
 
 
@@ -134,7 +166,12 @@ class _Setup:
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin, providers)
-            chosen = recipe.chosen or self.segments.outputs
+        feeder = self.feeder()
+        self.outputs, self.tokens = self.segments.outputs, ""
+        if isinstance(feeder, Decoder):
+            self.outputs, self.tokens = feeder.outputs, feeder.made[TOKENS].name
+        chosen = recipe.chosen or self.outputs
+        with errors_named("not a valid model"):
             self.random = random_outputs(recipe.model, recipe.reference, chosen)
         self.chosen = [name for name in chosen if name not in self.random]
         self.experiments: list[Experiment] = []
@@ -146,6 +183,23 @@ class _Setup:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
         self.has_points = any(experiment.has_points for experiment in self.experiments)
 
+    def feeder(self, reference: Any = None) -> Decoder | _WholeBatch:
+        """Return what makes the inputs of each run of the model, or of a session of the reference."""
+        if self.recipe.decoding is None:
+            return _WholeBatch()
+        names = self.recipe.decoding.names
+        if reference is not None:
+            return Decoder.of_session(reference, names, "the reference")
+        return Decoder(self.segments.inputs, self.segments.outputs, names, "the model")
+
+    def parts(self, batch: Batch) -> tuple[int, list[list[Any]]]:
+        """Return the number of samples of a batch, and the part that each run takes. Each list begins with empty caches."""
+        feed = batch.load()
+        if self.recipe.decoding is None:
+            return batch.layout.samples(feed), [[feed]]
+        tokens = texts_of(feed, self.tokens, batch)
+        return len(tokens), [[tokens[:, each] for each in runs] for runs in runs_of(self.recipe.decoding, tokens.shape[1])]
+
     def session_of(self, model: Source, name: str) -> Any:
         return sessions.session_of(model, name, providers=self.providers)
 
@@ -153,15 +207,30 @@ class _Setup:
         return compare(outputs, reference, self.chosen)
 
 
-# The inputs of the first batch, and its outputs.
-_FirstBatch = tuple[sessions.Arrays, dict[str, Any]]
+class _WholeBatch:
+    """The inputs of a model that takes a whole batch in one run, with the methods of Decoder."""
+
+    length = 0
+
+    def start(self, rows: int) -> None:
+        pass
+
+    def feeds(self, feed: sessions.Arrays) -> sessions.Arrays:
+        return feed
+
+    def take(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return outputs
+
+
+# The inputs of the first run of the first batch, and its outputs.
+_FirstRun = tuple[sessions.Arrays, dict[str, Any]]
 
 
 class _Worker:
     """The worker that measures batches in one process, each on `threads` threads, with a session of the reference if there is
-    one. `keep` gets the first batch."""
+    one. `keep` gets the first run."""
 
-    def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstBatch], None] | None = None) -> None:
+    def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstRun], None] | None = None) -> None:
         self.setup, self.segments, self.threads, self.keep = setup, setup.segments, threads, keep
         reference = setup.recipe.reference
         self.reference = None if reference is None else setup.session_of(reference, "the reference")
@@ -175,7 +244,30 @@ class _Worker:
         return functools.partial(self.measure_points, configs)
 
     def measure_batch(self, batch: Batch) -> Measured:
-        feed = batch.load()
+        samples, texts = self.setup.parts(batch)
+        feeders = [self.setup.feeder(), self.setup.feeder()]  # of the model, and of its twin
+        if self.reference is not None:
+            feeders.append(self.setup.feeder(self.reference))
+        total: Measured | None = None
+        for parts in texts:
+            for feeder in feeders:
+                feeder.start(samples)
+            for part in parts:
+                place = feeders[0].length
+                feeds = [feeder.feeds(part) for feeder in feeders]
+                measured, results = self._measure_run(feeds, place)
+                if total is None and self.keep and batch.number == 0:
+                    self.keep((feeds[0], results[0]))
+                for feeder, outputs in zip(feeders, results, strict=False):
+                    feeder.take(outputs)
+                total = _added(total, measured)
+        assert total
+        total.samples = samples
+        return total
+
+    def _measure_run(self, feeds: Sequence[sessions.Arrays], place: int) -> tuple[Measured, list[dict[str, Any]]]:
+        """Return the sums of one run, and the outputs of the model, of its twin and of the reference. `feeds` are their inputs,
+        and `place` is the number of tokens before those of the run."""
         experiments = self.setup.experiments
         tensors: dict[int, TensorSums] = {}
         results = [ExperimentSums() for _ in experiments]
@@ -185,31 +277,57 @@ class _Worker:
             for experiment, sums in zip(experiments, results, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 
-        values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in experiments))
+        keep = any(experiment.has_runs for experiment in experiments)
+        values, floats = self.segments.lockstep(feeds[0], see, float_feed=feeds[1], keep=keep)
         outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
-        reference = twin if self.reference is None else sessions.run(self.reference, feed)
-        batch_values = BatchValues(values, floats, twin, reference)
+        reference = twin if self.reference is None else sessions.run(self.reference, feeds[2])
+        run_values = RunValues(values, floats, twin, reference)
         for experiment, sums in zip(experiments, results, strict=True):
-            runs = experiment.runs(batch_values)
+            runs = experiment.runs(run_values)
             compared = in_order(lambda run: run(), runs.values(), self.threads, self.segments.stopped)
             sums.outputs = dict(zip(runs, compared, strict=True))
         twin_comparison = Comparison() if self.reference is None else self.setup.compare(twin, reference)
         comparison = self.setup.compare(outputs, reference)
-        if self.keep and batch.number == 0:
-            self.keep((feed, outputs))
-        return Measured(batch.layout.samples(feed), tensors, comparison, twin_comparison, results)
+        logits = self.setup.recipe.logits
+        divergences = PlaceSums()
+        if logits in comparison.errors:
+            of_reference = [*reference.values()][self.segments.outputs.index(logits)]
+            divergences = place_sums(outputs[logits], of_reference, logits, place)
+        measured = Measured(0, tensors, comparison, twin_comparison, results, divergences)
+        return measured, [outputs, twin, reference]
 
     def measure_points(self, configs: list[Config], batch: Batch) -> _Points:
-        feed = batch.load()
-        if self.reference is None:
-            reference = self.segments.run(feed, {}, quantized=False)
-        else:
-            reference = sessions.run(self.reference, feed)
+        samples, texts = self.setup.parts(batch)
+        of_reference, feeders = self.setup.feeder(self.reference), [self.setup.feeder() for _ in configs]
+        total: _Points | None = None
+        for parts in texts:
+            for feeder in (of_reference, *feeders):
+                feeder.start(samples)
+            for part in parts:
+                feed = of_reference.feeds(part)
+                if self.reference is None:
+                    reference = self.segments.run(feed, {}, quantized=False)
+                else:
+                    reference = sessions.run(self.reference, feed)
+                of_reference.take(reference)
+                compare_point = functools.partial(self._compare_point, part, reference)
+                points = zip(configs, feeders, strict=True)
+                total = _added(total, _Points([*in_order(compare_point, points, self.threads, self.segments.stopped)]))
+        assert total
+        return total
 
-        def compare_point(config: Config) -> Comparison:
-            return self.setup.compare(self.segments.run(feed, config, quantized=True), reference)
+    def _compare_point(self, part: Any, reference: dict[str, Any], point: tuple[Config, Decoder | _WholeBatch]) -> Comparison:
+        config, feeder = point
+        outputs = self.segments.run(feeder.feeds(part), config, quantized=True)
+        feeder.take(outputs)
+        return self.setup.compare(outputs, reference)
 
-        return _Points(list(in_order(compare_point, configs, self.threads, self.segments.stopped)))
+
+def _added(total: _S | None, sums: _S) -> _S:
+    if total is None:
+        return sums
+    total.add(sums)
+    return total
 
 
 def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
@@ -217,13 +335,13 @@ def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, thre
     return _Worker(_Setup(recipe, recipe.providers), threads).make_work(points)
 
 
-def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison]], _FirstBatch]:
+def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison]], _FirstRun]:
     """Return the sums of the first pass over the data, the comparisons of the second at the points of each experiment, and the
-    first batch. The session of the reference ends here, because a later session of the whole model needs the memory."""
+    first run. The session of the reference ends here, because a later session of the whole model needs the memory."""
     execution = runner.execution
     threads = execution.threads or number_of_processors()
     at_a_time, threads_of_batch = (1, threads) if runner.batches.count == 1 else (threads, 1)
-    first: list[_FirstBatch] = []
+    first: list[_FirstRun] = []
     worker = _Worker(setup, threads_of_batch, first.append)
 
     def total(kind: type[Measured] | type[_Points], points: list[list[Point]] | None) -> Total:
@@ -240,13 +358,16 @@ def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison
     at_points = [list(itertools.islice(compared, len(chosen))) for chosen in points]
     if not first:  # it ran in another process, or before the run was resumed
         assert done.first
-        feed = done.first.load()
+        samples, texts = setup.parts(done.first)
+        feeder = setup.feeder()
+        feeder.start(samples)
+        feed = feeder.feeds(texts[0][0])
         first.append((feed, setup.segments.run(feed, setup.segments.quantized, quantized=True)))
     return done, at_points, first[0]
 
 
-def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], first: _FirstBatch) -> Analysis:
-    """Return the analysis of the measured sums, with the effect of ONNX Runtime's optimizations on the first batch."""
+def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], first: _FirstRun) -> Analysis:
+    """Return the analysis of the measured sums, with the effect of ONNX Runtime's optimizations on the first run."""
     (feed, outputs), measured, quantizers = first, done.sums, setup.twin.quantizers
     reshaped = [quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
     why = "its shape differs in the float model, so only its own error is measured"
@@ -258,6 +379,7 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
         batches=done.done,
         failed=done.failed,
         twin=_output_errors(measured.twin),
+        divergences=measured.divergences.means(),
     )
     others = {"the twin": [measured.twin]}
     for experiment, sums, compared in zip(setup.experiments, measured.experiments, at_points, strict=True):

@@ -16,12 +16,12 @@ from ..checks import check_flags, check_functions, check_integers, check_texts, 
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding
+from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
-from .measures.distributions import LOGITS, DistributionSums, distribution, distribution_sums
+from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
 from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
 from .measures.sums import FIRST, JOINED, Sums, share
 from .results import Evaluation, Generation
@@ -32,6 +32,9 @@ R = TypeVar("R")
 
 # The number of tokens that a decoder takes before it is the other's turn, if a window is shorter.
 _TURN = 32
+
+# A run of a decoder: its outputs for the next tokens.
+_Step = Callable[[NDArray[Any]], Arrays]
 
 # The outputs that can be compared, of the model and of the reference, by name.
 _Compared = dict[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -90,7 +93,8 @@ def evaluate(
     ----------
     model : path, or onnx.ModelProto
         The quantized model; it runs as it is written, with ONNX Runtime's optimizations. With execution providers other than
-        the CPU provider (`execution`), it is rewritten as for ``InferenceSession``.
+        the CPU provider (`execution`), it is rewritten as for ``InferenceSession``. A folder of ONNX Runtime GenAI stands for
+        its decoder, and also gives the names for `logits` and `decoding`.
     data : Data, RandomData, or what Data takes as its source
         The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
@@ -144,15 +148,17 @@ def evaluate(
     if decoding is not None and metric is not None:
         raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
+    of_logits = logits or name_of_logits(model, reference)
     threads = execution.threads_of_process
     pair = _pair(models, threads, execution.providers_here)
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
+        decoding = with_names_of(decoding, model, reference)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
-        if (logits or LOGITS) not in names:
-            raise ModelError(f"logits: no output is named {logits or LOGITS!r}; the outputs are {', '.join(names)}")
+        if of_logits not in names:
+            raise ModelError(f"logits: no output is named {of_logits!r}; the outputs are {', '.join(names)}")
         next_token = next_token or labels is None
     classes = Classes(class_axis, top_k, labels or tokens or None, ignore_label, bool(next_token))
     check_chosen(outputs, names)
@@ -172,13 +178,13 @@ def evaluate(
         "ignore_label": ignore_label,
         "next_token": bool(next_token),
         "top_k": top_k,
-        "logits": logits,
+        "logits": of_logits,
         "metric": getattr(metric, "__qualname__", metric),
         "decoding": repr(decoding),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
-    measure = _Measure(compared, classes, logits or LOGITS, metric, decoding, tokens)
+    measure = _Measure(compared, classes, of_logits, metric, decoding, tokens)
     work = functools.partial(_make_work, make_pair, measure)
     with runner.connected():
         done = runner.total(_Batch, work)
@@ -234,7 +240,8 @@ def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
 
 
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:
-    return [Decoder(each, decoding.names, what) for each, what in zip(pair, ("the model", "the reference"), strict=True)]
+    whats = ("the model", "the reference")
+    return [Decoder.of_session(each, decoding.names, what) for each, what in zip(pair, whats, strict=True)]
 
 
 def _pair(models: float_twin.Pair, threads: int, providers: Sequence[str] | None) -> list[Any]:
@@ -274,29 +281,26 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     assert decoding
     assert classes.key
     feed = batch.load()
-    tokens, wanted = (_texts(feed[key], key, batch) for key in (measure.tokens, classes.key))
-    if wanted.shape != tokens.shape or not tokens.size:
+    tokens, wanted = (texts_of(feed, key, batch) for key in (measure.tokens, classes.key))
+    if wanted.shape != tokens.shape:
         shapes = f"tokens {measure.tokens} have shape {tokens.shape}, labels {classes.key} {wanted.shape}"
-        raise ModelError(f"{shapes}; expected the same shape, and at least one token")
+        raise ModelError(f"{shapes}; expected the same shape")
     labels = labels_of(wanted, classes)
     decoders = _decoders(pair, decoding)
+    steps = [
+        functools.partial(each.step, functools.partial(sessions.run, session))
+        for each, session in zip(decoders, pair, strict=True)
+    ]
     total: _Batch | None = None
-    length = tokens.shape[1]
-    context = decoding.context or length
     # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
     # processor's caches.
-    stretch = decoding.window * max(1, _TURN // decoding.window)
-    for first in range(0, length, context):
+    turn = max(1, _TURN // decoding.window)
+    for runs in runs_of(decoding, tokens.shape[1]):
         for decoder in decoders:
             decoder.start(len(tokens))
-        end = min(first + context, length)
-        for start in range(first, end, stretch):
-            windows = [
-                slice(at, min(at + decoding.window, end)) for at in range(start, min(start + stretch, end), decoding.window)
-            ]
-            of_models, seconds = _timed(
-                functools.partial(_steps, decoder, [tokens[:, each] for each in windows]) for decoder in decoders
-            )
+        for first in range(0, len(runs), turn):
+            windows = runs[first : first + turn]
+            of_models, seconds = _timed(functools.partial(_each, step, [tokens[:, each] for each in windows]) for step in steps)
             for window, *results in zip(windows, *of_models, strict=True):
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
@@ -308,7 +312,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     total.samples = len(tokens)
     if decoding.generate:
         place = decoders[0].outputs.index(measure.logits)
-        written = [_written(*each, decoding.generate, place) for each in zip(decoders, results, strict=True)]
+        written = [_written(*each, decoding.generate, place) for each in zip(steps, results, strict=True)]
         for row, texts in enumerate(zip(*written, strict=True)):
             name = f"{batch.name}, text {row}" if len(tokens) > 1 else batch.name
             same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
@@ -316,20 +320,11 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
     return total
 
 
-def _steps(decoder: Decoder, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
-    return [decoder.step(part) for part in parts]
+def _each(step: _Step, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
+    return [step(part) for part in parts]
 
 
-def _texts(array: Any, key: str, batch: Batch) -> NDArray[Any]:
-    """Return tokens, or their labels, of shape (texts, tokens)."""
-    if array.ndim == 1 and not batch.layout.batch:
-        return array[None]
-    if array.ndim != 2:
-        raise ModelError(f"{key} has shape {array.shape}; expected (texts, tokens), or (tokens,) without a size of batches")
-    return array
-
-
-def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[list[int]]:
+def _written(step: _Step, outputs: Arrays, count: int, place: int) -> list[list[int]]:
     """Return the next tokens of each text, each the most probable one after those before. `outputs` are of the last run, and
     their logits are at `place`."""
     tokens: list[NDArray[Any]] = []
@@ -337,7 +332,7 @@ def _written(decoder: Decoder, outputs: Arrays, count: int, place: int) -> list[
         tokens.append([*outputs.values()][place][:, -1].argmax(axis=-1))
         if len(tokens) == count:
             return [[int(token) for token in text] for text in np.stack(tokens, axis=1)]
-        outputs = decoder.step(tokens[-1][:, None])
+        outputs = step(tokens[-1][:, None])
 
 
 def _sums(results: Sequence[Arrays], seconds: list[float], measure: _Measure, labels: Labels | None) -> _Batch:

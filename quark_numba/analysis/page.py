@@ -63,6 +63,13 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         "Inherited: the error before it is rounded, from the tensors before it. Own: the error of this rounding alone. "
         "A lower ratio is worse; the infinite ratio of an exact tensor is not drawn.",
     )
+    if analysis.divergences:
+        yield html_tables.section(
+            "Through the texts",
+            _divergences(analysis.divergences),
+            "The mean Kullback-Leibler divergence from the reference’s distribution, in nats, at each place of the texts. "
+            "A place is the number of tokens before it. A divergence of 0 is not drawn.",
+        )
     yield html_tables.as_html(
         [result_tables.tensors(analysis.tensors, analysis.samples), *result_tables.effects(analysis.sweep)]
     )
@@ -74,7 +81,7 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         yield html_tables.section(
             "Worst tensors",
             f'<div class="plots">{plots}</div>',
-            "The worst tensors in the float model, in the first batch. The marks below a histogram are the values of the "
+            "The worst tensors in the float model, in the first run. The marks below a histogram are the values of the "
             "tensor’s type. Elements in shaded areas saturate.",
         )
     yield html_tables.as_html([*result_tables.unmatched(analysis.unmatched), *result_tables.left_out(analysis.failed)])
@@ -119,6 +126,18 @@ def _profile(analysis: Analysis) -> str:
     axes.set_xlim(-1, len(tensors))
     axes.legend(loc="lower left", ncols=2, bbox_to_anchor=(0, 1), borderaxespad=0)
     return _svg(figure, "Own and inherited signal-to-quantization-noise ratio, by place in the model", "scroll")
+
+
+def _divergences(divergences: Sequence[float]) -> str:
+    figure, axes = _plot(9.6, 3.0)
+    drawn = [_drawn(value or None) for value in divergences]
+    axes.plot(range(len(drawn)), drawn, color=_OWN, linewidth=1.2, marker="o", markersize=2.5)
+    if any(value > 0 for value in drawn):  # otherwise a logarithmic axis has no range
+        axes.set_yscale("log")
+    axes.set_xlabel("place in the text")
+    axes.set_ylabel("divergence, nats")
+    axes.set_xlim(-1, len(drawn))
+    return _svg(figure, "Divergence by place in the text", "scroll")
 
 
 def _trade_offs(points: Sequence[TradeOff]) -> str:

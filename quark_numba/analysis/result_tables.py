@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # The default number of rows in the tables of nodes and tensors.
 TOP = 20
 
+# The most rows of the table of divergences by place.
+_STRETCHES = 8
+
 # The columns of the table of tensors that only a page has room for.
 _WIDE = (">cosine", ">largest error", ">place", "made by")
 
@@ -82,6 +85,18 @@ def distributions(rows: Sequence[Distribution]) -> Iterator[Table]:
         ]
         names = ["output", ">perplexity", ">reference's", ">ratio, standard error", ">probability of the label"]
         yield Table("Perplexity", names, cells)
+
+
+def divergences(by_place: Sequence[float]) -> Iterator[Table]:
+    """Yield the table of mean divergences in stretches of the texts, if places were measured."""
+    if by_place:
+        length = -(-len(by_place) // _STRETCHES)
+        rows = []
+        for first in range(0, len(by_place), length):
+            stretch = by_place[first : first + length]
+            rows.append([f"{first} to {first + len(stretch) - 1}", f"{sum(stretch) / len(stretch):.3g}"])
+        title = "Divergence of the distribution from the reference's (Kullback-Leibler), nats, by place in the texts"
+        yield Table(title, [">places", ">mean"], rows)
 
 
 def tensors(found: Sequence[QuantizedTensor], samples: int, top: int | None = None) -> Table:

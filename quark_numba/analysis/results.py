@@ -84,12 +84,14 @@ class Analysis:
     unmatched : names of rounded tensors that cannot be measured, or not in full, with the reasons
     samples, batches : numbers of samples and batches, as in `evaluate`
     optimizations : errors of the outputs with ONNX Runtime's optimizations against the outputs without them, for the first
-        batch; if the model does not run with them, the reason is in `unmatched`
+        run; if the model does not run with them, the reason is in `unmatched`
     twin : with a reference, errors of the float twin's outputs against the reference's
     sweep : with `sweep`, the effects on the outputs, the worst first
     trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample, the most bits
         first; without mixes of types that another one beats in both
-    histograms : histograms of the worst tensors in the first batch
+    histograms : histograms of the worst tensors in the first run
+    divergences : mean Kullback-Leibler divergence, in nats, of an output of logits (texts, places, classes) from the
+        reference's, at each place; with `decoding`, a place is a number of tokens before it since the caches were empty
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
     """
@@ -104,6 +106,7 @@ class Analysis:
     sweep: list[Effect] = field(default_factory=list)
     trade_offs: list[TradeOff] = field(default_factory=list)
     histograms: list[Histogram] = field(default_factory=list)
+    divergences: list[float] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
 
@@ -148,6 +151,7 @@ def _figures(evaluation: Evaluation) -> list[list[str]]:
 def tables_of_analysis(analysis: Analysis, top: int | None = None) -> Iterator[Table]:
     """Yield the tables. With `top`, the tables of nodes and tensors have at most so many rows, and fewer columns."""
     yield from tables_of_outputs(analysis)
+    yield from result_tables.divergences(analysis.divergences)
     yield result_tables.tensors(analysis.tensors, analysis.samples, top)
     yield from result_tables.effects(analysis.sweep, top)
     yield from result_tables.trade_offs(analysis.trade_offs)
@@ -160,5 +164,5 @@ def tables_of_outputs(analysis: Analysis) -> Iterator[Table]:
     if analysis.twin:
         yield result_tables.outputs("Without its quantization nodes, against the reference", analysis.twin)
     if any(row.sqnr_db != math.inf for row in analysis.optimizations):
-        title = "With ONNX Runtime's optimizations, against the model without them, in the first batch"
+        title = "With ONNX Runtime's optimizations, against the model without them, in the first run"
         yield result_tables.outputs(title, analysis.optimizations)

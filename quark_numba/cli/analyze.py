@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..texts import in_json, printable
 from . import arguments
-from .evaluate import add_comparison, fails_below, tell_failed
+from .evaluate import add_comparison, decoding_of, fails_below, tell_failed
 from .printing import print_json, print_tables, progress
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def _analyze(options: argparse.Namespace) -> int:
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
+            logits=options.logits,
+            decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),
         )
     tell_failed(analysis.failed)
@@ -142,10 +144,11 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     own error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
     functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
+    from ..models.genai_folders import decoder_at
 
     tensors = {row.name: row for row in analysis.tensors}
     ratios: dict[str, float | None] = {row.name: row.on_sqnr_db for row in analysis.sweep if row.name in tensors}
     ratios = ratios or {row.name: row.own_sqnr_db for row in analysis.tensors}
     worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
-    names = {node.name for node in model_files.load(model).graph.node}
+    names = {node.name for node in model_files.load(decoder_at(model)).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))

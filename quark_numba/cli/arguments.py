@@ -229,11 +229,13 @@ def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterat
 def check_written(options: argparse.Namespace, *written: str) -> None:
     """Raise ModelError if these options name a file that the command reads, or name a file twice."""
     from ..models import model_files
+    from ..models.genai_folders import decoder_at
 
     def given(*names: str) -> list[str]:
         return [path for name in names if (path := getattr(options, name, None))]
 
-    model_files.check_written(given(*written), given("model", "reference"), given("data", "expected", "tokenizer"))
+    models = [decoder_at(path) for path in given("model", "reference")]
+    model_files.check_written(given(*written), models, given("data", "expected", "tokenizer"))
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

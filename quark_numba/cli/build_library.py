@@ -12,7 +12,7 @@ from .printing import progress, tell
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("build-library", help="write models and a library that runs them outside of Python")
     parser.set_defaults(action=_build)
-    parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX models")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX models, or one folder of ONNX Runtime GenAI")
     parser.add_argument(
         "--all", action="store_true", help="instead of models: all types, formats and attributes of Quark's operators"
     )

@@ -38,9 +38,6 @@ def add_parser(commands: Any) -> None:
         help="--labels are tokens, such as input_ids: the label of a place is the token after it",
     )
     parser.add_argument(
-        "--logits", metavar="NAME", help="the output of logits, whose distributions are compared (default: logits)"
-    )
-    parser.add_argument(
         "--top-k",
         type=arguments.positive,
         default=1,
@@ -48,24 +45,7 @@ def add_parser(commands: Any) -> None:
         help="count the reference's top element, or the label, as found if it is among the K largest (default: 1)",
     )
     parser.add_argument(
-        "--decode",
-        type=arguments.positive,
-        metavar="N",
-        help="--data are tokens of texts: run decoders with key-value caches over them, N tokens a run",
-    )
-    parser.add_argument(
-        "--context", type=arguments.positive, metavar="N", help="begin with empty caches after every N tokens of a text"
-    )
-    parser.add_argument(
         "--generate", type=arguments.positive, metavar="N", help="let both models write N tokens after each text"
-    )
-    parser.add_argument(
-        "--input-name",
-        type=_input_name,
-        action="append",
-        metavar="NAME=MEANING",
-        help="an input of decoders with another name: input_ids, attention_mask, position_ids, use_cache_branch, or for a "
-        "cache the output that continues it, such as key_in.%%d=key_out.%%d",
     )
     parser.add_argument(
         "--metric",
@@ -81,18 +61,20 @@ def _input_name(text: str) -> tuple[str, str]:
     return name, meaning
 
 
-def _decoding(options: argparse.Namespace) -> Decoding | None:
+def decoding_of(options: argparse.Namespace) -> Decoding | None:
+    """Return how the options of `add_comparison` run decoders, or None."""
     from ..running.decoding import Decoding
 
     if options.decode is None:
         return None
-    return Decoding(options.decode, options.context, options.generate or 0, dict(options.input_name or ()))
+    generate = getattr(options, "generate", None)
+    return Decoding(options.decode, options.context, generate or 0, dict(options.input_name or ()))
 
 
 def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
     """Return the parser of a subcommand that compares a quantized model with the float model over data."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
-    parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model")
+    parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model, or a folder of ONNX Runtime GenAI")
     parser.add_argument(
         "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
     )
@@ -102,6 +84,26 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
         nargs="+",
         metavar="NAME",
         help="compare only these outputs of the model (default: all; those that cannot be compared are listed with the reason)",
+    )
+    parser.add_argument(
+        "--logits", metavar="NAME", help="the output of logits, whose distributions are compared (default: logits)"
+    )
+    parser.add_argument(
+        "--decode",
+        type=arguments.positive,
+        metavar="N",
+        help="--data are tokens of texts: run decoders with key-value caches over them, N tokens a run",
+    )
+    parser.add_argument(
+        "--context", type=arguments.positive, metavar="N", help="begin with empty caches after every N tokens of a text"
+    )
+    parser.add_argument(
+        "--input-name",
+        type=_input_name,
+        action="append",
+        metavar="NAME=MEANING",
+        help="an input of decoders with another name: input_ids, attention_mask, position_ids, use_cache_branch, or for a "
+        "cache the output that continues it, such as key_in.%%d=key_out.%%d",
     )
     arguments.add_runs(parser)
     parser.add_argument(
@@ -133,7 +135,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             top_k=options.top_k,
             logits=options.logits,
             metric=load_function(options.metric) if options.metric else None,
-            decoding=_decoding(options),
+            decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),
         )
     tell_failed(evaluation.failed)

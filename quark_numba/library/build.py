@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from ..compiling import helpers
 from ..dialects import quark
 from ..errors import ModelError, file_error, reraise_of_signal_handler
 from ..models import model_files
-from ..ort import native, register
+from ..models.genai_folders import CONFIGURATION, GenaiFolder
+from ..ort import NO_FUSIONS, native, register
 from ..ort.custom_op import Need, need_of
 from ..rewriting.optimize import rewrite_model
 from . import child, targets
@@ -44,11 +46,15 @@ def build_library(
     ``README.txt`` with the line that registers it. The models are optimized as by `optimize`, without the blocked layout that
     `InferenceSession` adds: that depends on the processor and on ONNX Runtime's version.
 
+    For a folder of ONNX Runtime GenAI, the result is such a folder. Its ``genai_config.json`` names the library, and all other
+    files are copied, except hidden ones.
+
     Parameters
     ----------
     models : path, or a sequence of paths, or None
-        ONNX models with different file names. With None the library has all types, formats and attributes of Quark operators
-        (com.amd.quark, com.vai.quantize), so that any model by Quark runs as it is written. It takes a minute or two.
+        ONNX models with different file names, or one folder of ONNX Runtime GenAI, with a ``genai_config.json`` that names its
+        models. With None the library has all types, formats and attributes of Quark operators (com.amd.quark,
+        com.vai.quantize), so that any model by Quark runs as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional
@@ -74,8 +80,8 @@ def build_library(
     Raises
     ------
     ModelError
-        If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written;
-        or in a frozen application, which has no Python for another process.
+        If a model or a configuration cannot be used, or ONNX Runtime refuses a model; if there is no linker, or it fails; if a
+        file cannot be written; or in a frozen application, which has no Python for another process.
     RuntimeError
         If the native backend is not available: it creates the sessions that tell what the models need. If ONNX Runtime is too
         old for `qdq` = "float".
@@ -90,37 +96,61 @@ def build_library(
     given = (models,) if isinstance(models, (str, os.PathLike)) else () if models is None else models
     if not (isinstance(given, Sequence) and all(isinstance(model, (str, os.PathLike)) for model in given)):
         refuse("models", models, "a path, or a sequence of paths, or None")
-    paths = [*map(Path, given)]
-    names = [path.name for path in paths]
-    if not paths and models is not None:
+    if models is not None and not given:
         raise ValueError("models is empty; expected the path of a model, or several")
-    if len({*names}) < len(names):
-        raise ValueError(f"models: two files have the same name: {', '.join(names)}")
-    if qdq == "float" and not paths:
+    genai = GenaiFolder.find(given[0]) if len(given) == 1 else None
+    sources = {name: genai.path / name for name in genai.models} if genai else _by_name([*map(Path, given)])
+    if qdq == "float" and not sources:
         raise ValueError("qdq is 'float' without models; expected models, whose nodes the library gets")
     if getattr(sys, "frozen", False):
         raise ModelError("this is a frozen application, which has no Python to compile with; build libraries with Python")
     name, cpus = targets.resolve_target(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
+    if genai and folder.resolve().is_relative_to(genai.path.resolve()):
+        raise ModelError(f"{path}: it is in {genai.path}, which is read; expected another folder")
     try:
-        new = [directory for directory in (folder, *folder.parents) if not directory.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
-                return _build(paths, folder, Path(place), name, cpus, command, optimize, qdq)
-        finally:
-            for directory in new:
-                with suppress(OSError):  # it is not empty
-                    directory.rmdir()
+        others = genai.other_files(()) if genai else []
+        with (
+            _folders({folder, *((folder / each).parent for each in (*sources, *others))}),
+            tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place,
+        ):
+            return _build(sources, genai, folder, Path(place), name, cpus, command, optimize, qdq)
     except ModelError:
         raise
     except OSError as error:
         raise file_error(error.filename or folder, error) from error
 
 
+def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the paths of models by the names of their files. Raise ValueError if two names are the same, and ModelError for a
+    folder."""
+    names = [path.name for path in paths]
+    if len({*names}) < len(names):
+        raise ValueError(f"models: two files have the same name: {', '.join(names)}")
+    for path in paths:
+        if path.is_dir():
+            raise ModelError(f"{path}: a folder; expected an ONNX model, or alone a folder with a {CONFIGURATION}")
+    return dict(zip(names, paths, strict=True))
+
+
+@contextmanager
+def _folders(places: Iterable[Path]) -> Iterator[None]:
+    """A context with these folders. Those that are new and still empty at its end are removed."""
+    new = {each for place in places for each in (place, *place.parents) if not each.exists()}
+    try:
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for each in sorted(new, key=lambda each: len(each.parts), reverse=True):
+            with suppress(OSError):  # it is not empty
+                each.rmdir()
+
+
 def _build(
-    paths: Sequence[Path],
+    sources: Mapping[str, Path],
+    genai: GenaiFolder | None,
     folder: Path,
     place: Path,
     name: str,
@@ -129,38 +159,55 @@ def _build(
     optimize: bool,
     qdq: Qdq,
 ) -> Path:
-    """Build everything in `place`, and move it to the folder."""
-    done, work = place / "done", place / "work"
-    done.mkdir()
+    """Build everything in `place`, and move it to the folder. `sources` has the models by their paths in the folder."""
+    # What each step writes has a folder of its own, because files of different steps may have the same name.
+    done, work, of_library = place / "done", place / "work", place / "done" / "library"
+    of_library.mkdir(parents=True)
     work.mkdir()
     library = NAME + targets.TARGETS[name].suffix
-    models = [done / str(i) / path.name for i, path in enumerate(paths)]
-    read = [file for path, to in zip(paths, models, strict=True) for file in _write(path, to, optimize, qdq)]
-    files = [*done.glob("*/*"), done / library, done / _README]
-    model_files.check_written([str(folder / file.name) for file in files], (), read, "another folder")
-    needs = _needs(models, qdq) if paths else _needs_of_quark()
+    configuration = genai.with_library(library, NO_FUSIONS if qdq == "float" else {}) if genai else ""
+    models = [done / str(i) / target for i, target in enumerate(sources)]
+    read = [file for path, to in zip(sources.values(), models, strict=True) for file in _write(path, to, optimize, qdq)]
+    if genai:
+        others = [each for each in genai.other_files(read) if each not in (library, _README)]
+        _copy(genai.path, others, done / "others")
+        (done / "others" / CONFIGURATION).write_text(configuration, encoding="utf-8")
+        read += [str(genai.path / each) for each in (*others, CONFIGURATION)]
+    (of_library / library).touch()
+    text = _readme(library, [*sources], name, " or ".join(cpus), genai)
+    (of_library / _README).write_text(text, encoding="utf-8")
+    files = [each for each in done.rglob("*") if each.is_file()]
+    written = [folder.joinpath(*each.relative_to(done).parts[1:]) for each in files]
+    model_files.check_written(map(str, written), (), read, "another folder")
+    needs = _needs(models, qdq) if sources else _needs_of_quark()
     for i, cpu in enumerate(cpus):
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
         _compile(targets.Job(machine, cpu, checks, i, len(cpus), needs, qdq == "float", str(part)), name)
-    targets.link(command, name, work, done / library)
-    text = _readme(library, [path.name for path in paths], name, " or ".join(cpus))
-    (done / _README).write_text(text, encoding="utf-8")
-    for file in files:
-        file.replace(folder / file.name)
+    targets.link(command, name, work, of_library / library)
+    for file, target in zip(files, written, strict=True):
+        file.replace(target)
     return folder / library
 
 
 def _write(path: Path, target: Path, optimize: bool, qdq: Qdq) -> list[str]:
     """Write a model as programs use it, and return the files that were read."""
-    target.parent.mkdir()
+    target.parent.mkdir(parents=True)
     source = model_files.Source.from_argument(path)
     if optimize:
         rewrite_model(source, qdq=qdq).save(target)
     else:
         model_files.save(source.whole(), target, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]
+
+
+def _copy(folder: Path, files: Iterable[str], target: Path) -> None:
+    """Copy files of a folder to a new folder."""
+    target.mkdir()
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / file, target / file)
 
 
 def _compile(job: targets.Job, name: str) -> None:
@@ -213,12 +260,16 @@ def _needs_of_quark() -> list[Need]:
     return needs
 
 
-def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
+def _readme(library: str, models: Sequence[str], name: str, cpu: str, genai: GenaiFolder | None) -> str:
     here = f"the models in this folder ({', '.join(models)})"
     subject = here if models else "any model of AMD Quark's as it is written,"
+    of_genai = f"""
+ONNX Runtime GenAI 0.9.2 or later runs this folder as it is, and also after it was moved: {CONFIGURATION} names the library.
+For an earlier version, write the library's absolute path there, as "custom_ops_library".
+"""
     return f"""{library} has the operators of {subject} for ONNX Runtime 1.20 or later on {name}, {cpu}.
 Register it before you create a session. It needs nothing of Python.
-
+{of_genai if genai else ""}
 C       OrtApi: api->RegisterCustomOpsLibrary_V2(session_options, ORT_TSTR("./{library}"));
 C++     session_options.RegisterCustomOpsLibrary(ORT_TSTR("./{library}"));
 C#      sessionOptions.RegisterCustomOpLibrary("./{library}");

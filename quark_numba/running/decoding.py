@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..checks import check_integers, check_positive, refuse
 from ..element_types import find
 from ..errors import ModelError
-from . import sessions
+from ..models.genai_folders import GenaiFolder
+from .data import Batch
 from .inputs import ModelInput, inputs_of, is_fixed
 from .sessions import Arrays, dtype_of
 
@@ -55,18 +56,45 @@ class Decoding:
             refuse("names", self.names, "a mapping of names of inputs to texts")
 
 
+def with_names_of(decoding: Decoding, *models: Any) -> Decoding:
+    """Return a decoding with the names in the configurations of those models that are folders of ONNX Runtime GenAI. Names that
+    it has already come before them."""
+    names = dict(decoding.names)
+    for folder in filter(None, map(GenaiFolder.find, models)):
+        names |= folder.meanings() | names
+    return replace(decoding, names=names)
+
+
+def runs_of(decoding: Decoding, length: int) -> list[list[slice]]:
+    """Return the tokens that each run takes of a text, for each part of the text that begins with empty caches."""
+    context = decoding.context or length
+    ends = [(first, min(first + context, length)) for first in range(0, length, context)]
+    return [[slice(at, min(at + decoding.window, end)) for at in range(first, end, decoding.window)] for first, end in ends]
+
+
+def texts_of(feed: Mapping[str, NDArray[Any]], key: str, batch: Batch) -> NDArray[Any]:
+    """Return tokens of a batch, or their labels, of shape (texts, tokens). Raise ModelError if they have another shape, or
+    there is none."""
+    array = feed[key]
+    if array.ndim == 1 and not batch.layout.batch:
+        array = array[None]
+    if array.ndim != 2:
+        raise ModelError(f"{key} has shape {array.shape}; expected (texts, tokens), or (tokens,) without a size of batches")
+    if not array.size:
+        raise ModelError(f"{key} has shape {array.shape}; expected at least one token")
+    return array
+
+
 class Decoder:
-    """A session of a decoder, with the caches of a text.
+    """The inputs of a decoder for its next run, with the caches of a text. `what` is the decoder's name in messages.
 
-    Raise ModelError if an input can neither be made nor is a cache, if there are no tokens or no caches, or if ONNX Runtime
-    refuses a run."""
+    Raise ModelError if an input can neither be made nor is a cache, or if there are no tokens or no caches."""
 
-    def __init__(self, session: Any, names: Mapping[str, str], what: str) -> None:
-        self.session, self.what = session, what
+    def __init__(self, inputs: Iterable[ModelInput], outputs: Sequence[str], names: Mapping[str, str], what: str) -> None:
+        self.what = what
         self.made: dict[str, ModelInput] = {}  # inputs, by what they are
         self.caches: dict[str, str] = {}  # the outputs that continue inputs
-        outputs = [output.name for output in session.get_outputs()]
-        self._inputs = {each.name: each for each in inputs_of(session)}
+        self._inputs = {each.name: each for each in inputs}
         for name, model_input in self._inputs.items():
             meaning = _meaning(name, names, outputs)
             if meaning in MADE:
@@ -84,15 +112,29 @@ class Decoder:
         self.outputs = [name for name in outputs if name not in self.caches.values()]
         self._state: dict[str, NDArray[Any]] = {}
         self.length = 0  # tokens in the caches
+        self._taken = 0  # tokens of the run for which inputs were made
+
+    @classmethod
+    def of_session(cls, session: Any, names: Mapping[str, str], what: str) -> Decoder:
+        return cls(inputs_of(session), [output.name for output in session.get_outputs()], names, what)
 
     def start(self, rows: int) -> None:
         """Begin so many texts, with empty caches."""
         self.length = 0
         self._state = {name: self._empty_cache(self._inputs[name], rows) for name in self.caches}
 
-    def step(self, tokens: NDArray[Any]) -> Arrays:
-        """Return the outputs for the next tokens of the texts, of shape (texts, tokens), without the caches."""
-        outputs = sessions.run(self.session, self._made_inputs(tokens) | self._state)
+    def step(self, run: Callable[[Arrays], Arrays], tokens: NDArray[Any]) -> Arrays:
+        """Return the outputs of a run for the next tokens of the texts, of shape (texts, tokens), without the caches."""
+        return self.take(run(self.feeds(tokens)))
+
+    def feeds(self, tokens: NDArray[Any]) -> Arrays:
+        """Return the inputs for the next tokens of the texts."""
+        self._taken = tokens.shape[1]
+        return self._made_inputs(tokens) | self._state
+
+    def take(self, outputs: Mapping[str, Any]) -> Arrays:
+        """Keep the caches that a run returned with `feeds`, and return its other outputs."""
+        outputs = dict(outputs)
         for name, output in self.caches.items():
             cache = outputs.pop(output)
             wanted = self._inputs[name].shape or cache.shape
@@ -103,7 +145,7 @@ class Decoder:
                     f"{self._state[name].dtype} of shape [{', '.join(map(str, wanted))}]"
                 )
             self._state[name] = cache
-        self.length += tokens.shape[1]
+        self.length += self._taken
         return outputs
 
     def _made_inputs(self, tokens: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -1,11 +1,14 @@
 """Decoders with caches over texts: figures and tokens equal those of loops written by hand."""
 
 import math
+from dataclasses import replace
 
 import decoders
 import numpy as np
+import onnx
 import pytest
 from decoders import decoder, logits_by_hand, session_of, written_by_hand
+from genai import configuration, write_folder
 from text_graphs import text_model
 
 import quark_numba
@@ -162,3 +165,44 @@ def test_texts(terminal, tmp_path):
     assert "none.json: No such file" in terminal.error(*words, tmp_path / "none.json")
     (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
     assert "a.txt: not a text in UTF-8" in terminal.error(*words, tmp_path / "tokenizer.json")
+
+
+def test_folders_of_genai(tmp_path, terminal):
+    """The configuration of ONNX Runtime GenAI names the decoder, its inputs, its caches and its logits."""
+    names = {"input_ids": "ids", "position_ids": "where", "logits": "answers"}
+    names |= {f"{time}_0_{each}": f"{each}_{time}.0" for time in ("past", "present") for each in ("key", "value")}
+    config = configuration()
+    inputs, outputs = config["model"]["decoder"]["inputs"], config["model"]["decoder"]["outputs"]
+    inputs |= {"input_ids": "ids", "position_ids": "where"}
+    outputs["logits"] = "answers"
+    for time, keys in (("past", inputs), ("present", outputs)):
+        keys |= {f"{time}_{each}_names": f"{each}_{time}.%d" for each in ("key", "value")}
+    folder = write_folder(tmp_path / "in", config, decoder=decoder("bf16", rename=names))
+    expected = quark_numba.evaluate(decoder("bf16"), Data(TOKENS), decoder(), decoding=Decoding(8, generate=4))
+    # The reference may be a folder with other names, a file with those of the folder, or the model without its quantization.
+    for reference in (write_folder(tmp_path / "float", decoder=decoder()), folder / "float.onnx", None):
+        onnx.save(decoder(rename=names), folder / "float.onnx")
+        found = quark_numba.evaluate(folder, Data(TOKENS), reference, decoding=Decoding(8, generate=4))
+        assert_same(found.distributions[0], replace(expected.distributions[0], name="answers"))
+        assert [each.tokens for each in found.generations] == [each.tokens for each in expected.generations]
+    np.savez(tmp_path / "tokens.npz", ids=TOKENS)
+    report = terminal.report("evaluate", folder, "--data", tmp_path / "tokens.npz", "--decode", "8")
+    assert report["distributions"][0]["mean_divergence"] == pytest.approx(expected.distributions[0].mean_divergence, rel=1e-9)
+    assert report["model"] == str(folder)
+
+
+def test_wrong_folders_of_genai(tmp_path):
+    def error(config):
+        folder = write_folder(tmp_path / str(len([*tmp_path.iterdir()])), config, decoder=decoder("bf16"))
+        with pytest.raises(ModelError) as caught:
+            quark_numba.evaluate(folder, Data(TOKENS), decoding=Decoding(4))
+        return str(caught.value)
+
+    pipeline = [{"only": {"filename": "decoder.onnx"}}]
+    assert "the decoder is a pipeline of models; expected one model" in error(configuration("", pipeline=pipeline))
+    assert "model.decoder.inputs.input_ids is 5; expected a name" in error(configuration(inputs={"input_ids": 5}))
+    # Keys that are missing have GenAI's names.
+    assert "input past_0_key cannot be made" in error(configuration(outputs={}))
+    config = configuration()
+    config["model"]["decoder"]["outputs"]["logits"] = "answers"
+    assert "logits: no output is named 'answers'" in error(config)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...running.sessions import Arrays
+from ..measures.distributions import PlaceSums
 from ..measures.outputs import Comparison
 from ..measures.sums import Sums, TensorSums
 from ..measures.tensors import QuantizedTensor
@@ -31,18 +32,20 @@ class ExperimentSums(Sums):
 
 @dataclass
 class Measured(Sums):
-    """The sums of one or more batches: of tensors by place in the order of execution, of outputs, and of each experiment."""
+    """The sums of one or more batches: of tensors by place in the order of execution, of outputs, of each experiment, and of
+    the divergences at each place of texts."""
 
     samples: int
     tensors: dict[int, TensorSums]
     outputs: Comparison
     twin: Comparison
     experiments: list[ExperimentSums]
+    divergences: PlaceSums = field(default_factory=PlaceSums)
 
 
 @dataclass
-class BatchValues:
-    """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
+class RunValues:
+    """The values of a run: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
     quantized: dict[str, Any]
     floats: dict[str, Any]
@@ -52,7 +55,8 @@ class BatchValues:
 
 @dataclass
 class Outcome:
-    """The input of an experiment's report: the totals, its own sums, the comparisons at its points, and the first batch."""
+    """The input of an experiment's report: the totals, its own sums, the comparisons at its points, and the inputs of the
+    first run."""
 
     total: Measured
     own: ExperimentSums
@@ -62,7 +66,7 @@ class Outcome:
 
 
 class Experiment:
-    """An experiment measures in each batch (`see`, `runs`), may choose points that a second pass measures (`points`,
+    """An experiment measures in each run (`see`, `runs`), may choose points that a second pass measures (`points`,
     `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a new file, which
     overrides the methods that it needs.
 
@@ -77,11 +81,11 @@ class Experiment:
         self.segments, self.chosen = segments, chosen
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        """Return the noise of an activation by key, to be added up over batches. x is the tensor in the float model."""
+        """Return the noise of an activation by key, to be added up over runs. x is the tensor in the float model."""
         return {}
 
-    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
-        """Return runs of the model on a batch, by key. `has_runs` has to be True."""
+    def runs(self, values: RunValues) -> dict[Key, Callable[[], Comparison]]:
+        """Return further runs of the model on the same inputs, by key. `has_runs` has to be True."""
         return {}
 
     def points(self, total: Measured, own: ExperimentSums) -> list[Point]:

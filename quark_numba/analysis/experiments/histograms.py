@@ -32,7 +32,7 @@ class Histogram:
 
 
 class Histograms(Experiment):
-    """Histograms of the `count` worst tensors in the first batch."""
+    """Histograms of the `count` worst tensors in the first run."""
 
     where = "the histograms"
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..measures.outputs import Comparison, common, compare, least_sqnr_db
 from ..twin.quantizers import Quantizer
 from ..twin.segments import Segments
-from .experiment import BatchValues, Experiment, Key, Outcome
+from .experiment import Experiment, Key, Outcome, RunValues
 
 By = Literal["tensor", "node", "operator"]
 BY: tuple[By, ...] = ("tensor", "node", "operator")
@@ -40,14 +40,14 @@ class Sweep(Experiment):
         super().__init__(segments, chosen)
         self.groups = _groups(segments.twin.quantizers, by)
 
-    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
+    def runs(self, values: RunValues) -> dict[Key, Callable[[], Comparison]]:
         return {
             (name, "on" if is_on else "off"): functools.partial(self._run, group, is_on, values)
             for name, group in self.groups.items()
             for is_on in (False, True)
         }
 
-    def _run(self, group: list[Quantizer], is_on: bool, values: BatchValues) -> Comparison:
+    def _run(self, group: list[Quantizer], is_on: bool, values: RunValues) -> Comparison:
         """Return the comparison of the quantized model with a group in float, or of the float model with it quantized."""
         config = {quantizer: quantizer.apply for quantizer in group}
         if not is_on:

@@ -14,7 +14,7 @@ from ..measures.tensors import own_noise, signal
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
-from .experiment import BatchValues, Experiment, ExperimentSums, Key, Measured, Outcome, Point
+from .experiment import Experiment, ExperimentSums, Key, Measured, Outcome, Point, RunValues
 from .formats import Format
 
 # The largest number of points of the line that are measured.
@@ -55,14 +55,14 @@ class WhatIf(Experiment):
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
         return {(str(quantizer.place), each.name): own_noise(x, each.apply(x)) for each in self.formats}
 
-    def runs(self, values: BatchValues) -> dict[Key, Callable[[], Comparison]]:
+    def runs(self, values: RunValues) -> dict[Key, Callable[[], Comparison]]:
         return {
             (str(quantizer.place), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
             for quantizer, candidates in self.candidates.items()
             for candidate in candidates
         }
 
-    def _effect(self, quantizer: Quantizer, candidate: Format, values: BatchValues) -> Comparison:
+    def _effect(self, quantizer: Quantizer, candidate: Format, values: RunValues) -> Comparison:
         """Return the comparison of the outputs if only this tensor is rounded, to the candidate's type."""
         config = {quantizer: candidate.apply}
         return compare(self.segments.rerun(values.floats, config, [quantizer], quantized=False), values.twin, self.chosen)

@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...models.genai_folders import GenaiFolder
 from .classes import Classes, Labels, in_rows
 from .sums import JOINED, Sums, share
 
 # The name that exporters give to the output that has logits.
 LOGITS = "logits"
+
+
+def name_of_logits(*models: Any) -> str:
+    """Return the usual name of the output of logits; if models are folders of ONNX Runtime GenAI, the name in the first one."""
+    folders = filter(None, map(GenaiFolder.find, models))
+    return next((folder.logits() for folder in folders), LOGITS)
 
 
 @dataclass
@@ -75,6 +82,28 @@ def distribution_sums(
                 sums.squares += float(np.sum((log - reference_log) ** 2))
                 sums.probability += float(np.sum(np.exp(log) - np.exp(reference_log)))
     return sums
+
+
+@dataclass
+class PlaceSums(Sums):
+    """The sum of the divergences at each place of the texts, and the number of texts that have it."""
+
+    divergences: dict[int, float] = field(default_factory=dict)
+    texts: dict[int, int] = field(default_factory=dict)
+
+    def means(self) -> list[float]:
+        """Return the mean divergence at each place."""
+        return [share(self.divergences[place], self.texts[place]) for place in sorted(self.texts)]
+
+
+def place_sums(y: NDArray[Any], expected: NDArray[Any], name: str, start: int = 0) -> PlaceSums:
+    """Return the divergences of logits of shape (texts, places, classes), whose first place is `start`. Other shapes have no
+    places of texts."""
+    if y.ndim != 3 or y.shape[-1] < 2:
+        return PlaceSums()
+    divergences = np.array(distribution_sums(y, expected, name, None, Classes()).divergences).reshape(y.shape[:-1])
+    places = range(start, start + y.shape[1])
+    return PlaceSums(dict(zip(places, divergences.sum(axis=0).tolist(), strict=True)), dict.fromkeys(places, len(y)))
 
 
 def _log_softmax(scores: NDArray[Any]) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from ...declaration import Tensor
 from ...element_types import FLOAT32, find
 from ...errors import errors_named
 from ...models import model_files
+from ...models.genai_folders import decoder_at
 from ...models.model_files import Source
 from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
@@ -60,9 +61,10 @@ class Twin:
 
 
 def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
-    """Return the model, with local functions inlined. Large tensors of a large model stay in their files, unless it has to be
-    `whole`. Raise ModelError if the model cannot be used, and TypeError if it is neither a model nor a path."""
-    source = Source.from_argument(model, name)
+    """Return the model, with local functions inlined; of a folder of ONNX Runtime GenAI, the decoder. Large tensors of a large
+    model stay in their files, unless it has to be `whole`. Raise ModelError if the model cannot be used, and TypeError if it is
+    neither a model nor a path."""
+    source = Source.from_argument(decoder_at(model), name)
     if whole or not source.is_large:
         content = source.whole()
         source.check()

@@ -122,13 +122,18 @@ class Segments:
             values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))
 
     def lockstep(
-        self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
+        self,
+        feed: Mapping[str, Array],
+        see: Callable[[Quantizer, Array, Array, Array], None],
+        *,
+        float_feed: Mapping[str, Array] | None = None,
+        keep: bool = False,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the outputs of the quantized model and of the float model, both computed part by part, or all values if `keep`
         is True. `see` takes three arrays for each rounded activation: the float model's tensor, and the quantized model's
-        before and after rounding."""
+        before and after rounding. The float model has the inputs of `float_feed`, if they differ."""
         config = self.quantized
-        values, floats = self.start(feed, config), self.start(feed, {})
+        values, floats = self.start(feed, config), self.start(feed if float_feed is None else float_feed, {})
         for index, part in enumerate(self.parts):
             self.advance(part, values, config, quantized=True)
             self.advance(part, floats, {}, quantized=False)
