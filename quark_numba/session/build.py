@@ -186,10 +186,12 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
     plan = make_plan(request, source)
     with ExitStack() as files:
         with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
-            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.whole(), Counter(), Counter())
+            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.proto, Counter(), Counter())
             if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
                 source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
+            if not plan.rewrite:
+                rewritten.lazy_model = source.whole()
             model = _to_proto(rewritten, plan, folder, files)
             source.check()
             source.forget()
