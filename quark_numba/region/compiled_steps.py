@@ -1,4 +1,4 @@
-"""A round trip on an array by the compiled function of a region, as sessions run it. The function is compiled in a quarter of
+"""A round trip on an array by the compiled function of a region, as sessions run it. The function is compiled in a third of
 the time of the linear family's kernel for arrays, and the regions of a model often need it anyway."""
 
 from __future__ import annotations
