@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import lazy_sympy
 from .compiling.lock import IMPORTS  # at once, as its fork hooks have to be there before other threads import anything
 from .errors import (
     EnvironmentVariableError,
@@ -110,6 +111,9 @@ _NAMES = {
     ".running.runs": ("Execution",),
     ".session.inference_session": ("InferenceSession",),
 }
+
+
+lazy_sympy.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,9 +84,11 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there. A CFunc has its
     signature already."""
+    from .inner_functions import compiled_into_callers  # which imports Numba
+
     is_for_c = not signature and not _process.is_for_another_machine
     compiler._cache = file = (_FileForC if is_for_c else _FileOfNumba)(compiler.__qualname__, _facts())
-    with no_garbage_collection(), file.locks:
+    with no_garbage_collection(), file.locks, compiled_into_callers() if is_for_c else nullcontext():
         compiler.compile(*signature)
     if file.path and file.is_there and is_for_c:
         _add_functions(file.path.name, {"": compiler.address})

@@ -141,6 +141,11 @@ class Registry:
         except NotAvailableError as error:
             return None, str(error)
 
+    @property
+    def has_functions(self) -> bool:
+        """Return whether the functions that all operators share are compiled, in this process or an earlier one."""
+        return "library" in vars(self) or bool(run_in_creation(kept_nodes.functions))
+
     @contextlib.contextmanager
     def listing_needs(self) -> Iterator[dict[Need, None]]:
         """Collect, within the context, the needs of nodes in sessions whose options have the entry LISTS_NEEDS."""

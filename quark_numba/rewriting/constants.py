@@ -27,6 +27,7 @@ from ..declaration.reasons import Invalid, NotRewrittenError, faults_as_reasons,
 from ..element_types import FLOAT32, ElementType, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
+from ..region import compiled_steps
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
@@ -146,9 +147,18 @@ class _Folding:
         key = node.operator, repr(node.attributes), id(x), *digests, *types
         if key not in self._known:
             y = _lazy_output(self.graph, node, x, others, meaning)
-            arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
+            arrays = () if y else _call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
             self._known[key] = x, [y] if y else [in_memory(array) for array in arrays]
         return self._known[key][1]
+
+
+def _call(node: Node, inputs: list[NDArray[Any] | None]) -> tuple[NDArray[Any], ...]:
+    """Return what `call` returns. If it compiles, compile as little as possible."""
+    if node.operator is pairs.PAIR and not node.attributes["block_size"]:
+        y = compiled_steps.round_trip(*inputs, saturate=bool(node.attributes["saturate"]))
+        if y is not None:
+            return (y,)
+    return call(node, inputs)
 
 
 def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs, meaning: _Meaning) -> ComputedTensor | None:
@@ -177,7 +187,7 @@ def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
         operands = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
-        return on_one_thread(call, node, [part, *operands])[0]
+        return on_one_thread(_call, node, [part, *operands])[0]
 
     y = mapped(x, rows_of_y, element_type, unit, others)
     # The node may be invalid because of types or shapes, which the first rows show, or because of values of the parameters.

@@ -8,15 +8,16 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
+from ..compiling.helpers import Helpers
 from ..dialects import refused
-from ..errors import errors_named
+from ..errors import errors_ignored, errors_named
 from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
@@ -185,11 +186,13 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
     """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
     plan = make_plan(request, source)
     with ExitStack() as files:
-        with ahead.helpers(source.proto) if plan.compiles_ahead else nullcontext() as helpers:
-            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.whole(), Counter(), Counter())
+        with _helpers_in_context(request, plan, source) as helpers:
+            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.proto, Counter(), Counter())
             if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
                 source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
+            if not plan.rewrite:
+                rewritten.lazy_model = source.whole()
             model = _to_proto(rewritten, plan, folder, files)
             source.check()
             source.forget()
@@ -203,6 +206,23 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
         else:
             content = model.path or files.enter_context(model_files.session_source(model.proto, folder))
         return Artifact(content, files.pop_all(), model.blocked_regions, model.left, model.why_not_kept)
+
+
+def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
+    """Return the processes that help to compile for a session, whose model has not been read yet."""
+    if request.written_operators == "custom":
+        with errors_ignored():  # `create_artifact` raises them
+            return ahead.helpers(load(request.model))
+    return nullcontext()
+
+
+def _helpers_in_context(
+    request: SessionRequest, plan: PreparationPlan, source: model_files.Source
+) -> AbstractContextManager[Helpers | None]:
+    """Return a context with the helpers of a session: those of the request, or else new ones."""
+    if request.helpers or not plan.compiles_ahead:
+        return nullcontext(request.helpers)
+    return ahead.helpers(source.proto)
 
 
 def _to_proto(

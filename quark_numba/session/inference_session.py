@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
@@ -15,6 +15,7 @@ from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_ignored, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, config_entry
+from ..ort.native import REGISTRY
 from ..ort.providers import CPU
 from .artifact import Artifact
 from .model_cache import ModelCache
@@ -24,6 +25,8 @@ from .request import RequestedOperators, SessionRequest
 # Modules that a process does not need for a cached model are imported inside functions.
 if TYPE_CHECKING:
     import onnx
+
+    from ..compiling.helpers import Helpers
 
 _log = logging.getLogger(__name__)
 
@@ -151,17 +154,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             replaced=NOTHING_REPLACED if sess_options is None else None,
         )
         request.check()
-        request = request.register()
-        if keep_quantized_weights:
-            # ONNX Runtime's memory pattern would reserve memory for the floats of all weights twice.
-            options.enable_mem_pattern = False
+        with _helpers(request) as helpers:
+            request = request._replace(helpers=helpers).register()
+            if keep_quantized_weights:
+                # ONNX Runtime's memory pattern would reserve memory for the floats of all weights twice.
+                options.enable_mem_pattern = False
 
-        def create(source: Any, *chosen: Any) -> None:
-            super(InferenceSession, self).__init__(source, options, *chosen, **ort_arguments)
+            def create(source: Any, *chosen: Any) -> None:
+                super(InferenceSession, self).__init__(source, options, *chosen, **ort_arguments)
 
-        artifact = self._start(request, _open_kept(request) or _create_artifact(request), create, provider_options)
+            artifact = self._start(request, _open_kept(request) or _create_artifact(request), create, provider_options)
         if artifact.keep:
             artifact.keep()
+        request = request._replace(helpers=None)
         # `set_providers` prepares the model again, so it is kept, except for a large one in memory.
         self._request: SessionRequest | None = request
         if request.path is None:
@@ -212,6 +217,17 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         _log.warning("%s: could not cache the optimized model: it was removed while a session was created", artifact.path)
         request = request._replace(cache=False)
         return self._start(request, _create_artifact(request), create, provider_options)
+
+
+def _helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
+    """Return the processes that help to compile for a session if not even the functions of all sessions are compiled: the next
+    step is to compile these, before the model is read."""
+    if REGISTRY.has_functions:
+        return nullcontext()
+    with IMPORTS:
+        from .build import helpers
+
+    return helpers(request)
 
 
 def _open_kept(request: SessionRequest) -> Artifact | None:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import onnx
 import onnxruntime
 
-from ..models import model_files
-from ..models.protos import subgraphs
+from ..models import model_files, protos
 from ..ort import DISABLE_QUANT_QDQ, config_entry
 from ..rewriting.optimize import RewrittenModel, begins_rewriting, rewrite_model
+from .blocked_layout import has_regions
 from .request import SessionRequest
 
 
@@ -48,7 +48,9 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
         integers="nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
         has_other_providers=has_other_providers,
     )
-    needs_rewriting = not is_custom or has_other_providers or source.is_large or has_nodes_to_rewrite(source.proto)
+    needs_rewriting = not is_custom or has_other_providers or has_nodes_to_rewrite(source.proto)
+    # A large model that does not run from its own file is written to another one, as every rewritten large model is.
+    needs_rewriting |= source.is_large and (source.path is None or has_regions(source.proto))
     return PreparationPlan(
         rewrite if needs_rewriting else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
@@ -58,8 +60,6 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
 
 
 def has_nodes_to_rewrite(model: onnx.ModelProto) -> bool:
-    """Return whether `optimize` may rewrite a node. Then the model has a node that a pass begins with, or a function or
-    subgraph that may contain such a node. Return True also for a model without a graph, because `optimize` refuses it."""
-    if model.functions or not model.HasField("graph"):
-        return True
-    return any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)
+    """Return whether `optimize` may rewrite a node: whether a pass begins with a node of the model, of its subgraphs or of its
+    functions. Return True also for a model without a graph, because `optimize` refuses it."""
+    return not model.HasField("graph") or any(map(begins_rewriting, protos.nodes(model.graph, *model.functions)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Set
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import onnxruntime
 
@@ -14,6 +14,9 @@ from ..ort import FLOAT_QDQ, TENSORS_FOLDER, config_entry, register
 from ..ort.providers import available, beside_cpu, operators_for
 from .cache_keys import check_cache
 from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
+
+if TYPE_CHECKING:
+    from ..compiling.helpers import Helpers
 
 # The operators of a session's model, as in `optimize`. `operators_for` explains "auto".
 RequestedOperators = Literal["auto", "custom", "cuda", "standard"]
@@ -26,9 +29,9 @@ _ORT_ARGUMENTS = {"disabled_optimizers", "enable_fallback", "read_config_from_mo
 class SessionRequest(NamedTuple):
     """The arguments of an ``InferenceSession``, which explains them.
 
-    `ort_arguments` are the arguments that ONNX Runtime takes only by name. Two fields are set later. `replaced`
+    `ort_arguments` are the arguments that ONNX Runtime takes only by name. Three fields are set later. `replaced`
     names the tensors of the model that the options replace, and is None until then. `is_native` says whether the operators are
-    registered natively."""
+    registered natively. `helpers` are processes that help to compile for this session, or None."""
 
     model: Any
     options: onnxruntime.SessionOptions
@@ -43,6 +46,7 @@ class SessionRequest(NamedTuple):
     ort_arguments: Mapping[str, Any] = MappingProxyType({})
     replaced: Replacements | None = None
     is_native: bool = True
+    helpers: Helpers | None = None
 
     def check(self) -> None:
         """Raise ValueError, TypeError or ModelError if an argument has a value outside its choices or of the wrong type, and

@@ -445,6 +445,7 @@ def test_the_digest_covers_what_a_kernel_is_made_of(family):
     apart = (
         "access_list",
         "cache",
+        "inner_functions",
         "lock",
         "memory",
         "object_files",

@@ -245,21 +245,23 @@ def test_a_wrong_number_of_processes(wrong, monkeypatch):
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_a_first_session(tmp_path):
-    """The process of the session compiles less than all that the session needs, and no helper is left."""
+    """The process of the session compiles less than all that the session needs, and no helper is left. The helper has started
+    before this process compiles anything."""
     run(
         f"""
 import logging, pathlib, subprocess
-compiled = []
+compiled, started = [], []
 from quark_numba.compiling import cache
 cache._log.setLevel(logging.INFO)
-cache._log.addFilter(lambda record: record.levelno == logging.INFO and compiled.append(record.args[0]))
-started = []
+note = lambda record: record.levelno == logging.INFO and compiled.append((record.args[0], len(started)))
+cache._log.addFilter(note)
 popen = subprocess.Popen
 subprocess.Popen = lambda *arguments, **named: started.append(popen(*arguments, **named)) or started[-1]
 model = {str(MODELS / "textline_cls_bf16.onnx")!r}
 quark_numba.InferenceSession(model)
 kept = {{path.name.rsplit("_", 1)[0] for path in pathlib.Path({str(tmp_path)!r}).rglob("*.kernel")}}
-assert compiled and set(compiled) < kept, (compiled, kept)
+assert compiled[0][1] == 1
+assert set(dict(compiled)) < kept, (compiled, kept)
 assert [process.poll() is None for process in started] == [False]
 """,
         NUMBA_CACHE_DIR=str(tmp_path),

@@ -22,7 +22,11 @@ PARTS = [
         for name in vars(other_machines._Engine)
         if not name.startswith("__") and name != "_nothing"
     ),
+    ("numba.core.codegen", "CPUCodeLibrary._finalize_final_module", ["self"]),
+    ("numba.core.codegen", "CPUCodeLibrary._optimize_final_module", ["self"]),
+    ("numba.core.codegen", "JITCodeLibrary.get_defined_functions", ["self"]),
     ("numba.core.codegen", "JITCodeLibrary.get_pointer_to_function", ["self", "name"]),
+    ("numba.core.codegen", "JITCodeLibrary.has_dynamic_globals", None),
     ("numba.core.codegen", "JITCodeLibrary.serialize_using_bitcode", ["self"]),
     ("numba.core.codegen", "JITCodeLibrary.serialize_using_object_code", ["self"]),
     ("numba.core.codegen", "JITCPUCodegen._customize_tm_options", ["self", "options"]),
@@ -60,6 +64,7 @@ def test_the_code_generator_gives_libraries():
         assert callable(getattr(library, name)), name
     assert len(cpu_target.target_context.codegen().magic_tuple()) == 3
     assert cpu_target.target_context.codegen()._tm
+    assert cpu_target.target_context.codegen()._engine
     assert callable(cgutils.alloca_once)
 
 

@@ -18,9 +18,11 @@ from rewritten_models import (
     scale_and_zero_point,
 )
 
-from quark_numba import from_tensor_proto, mx_quantize
+from quark_numba import from_tensor_proto, mx_quantize, quantize_dequantize
 from quark_numba.block.formats import MX_ELEMENT_TYPES
 from quark_numba.element_types import FLOAT8E8M0, FLOAT32
+from quark_numba.region import compiled_steps
+from quark_numba.region.key import ZERO_POINTS
 from quark_numba.rewriting import block_codes
 from quark_numba.rewriting.constants import CODES, CONSTANT
 from quark_numba.rewriting.onnx_runtime import RELEASE
@@ -45,6 +47,37 @@ def test_constants_are_computed():
         assert initializer.name == "y"
         assert sum(result.done.values()) == 2
         assert not result.left
+
+
+ROUND_TRIPS = [each for each in ZERO_POINTS if each.bits in (8, 16)]
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("codes", ROUND_TRIPS, ids=lambda each: each.name)
+def test_the_function_of_a_region_gives_the_bits_of_the_call_on_arrays(codes, saturate):
+    rng = np.random.default_rng(43)
+    x = rng.normal(0, 9, (2000, 6)).astype(np.float32)
+    x[::2] = rng.integers(0, 1 << 32, (1000, 6), np.uint32).view(np.float32)
+    x[0] = 0, -0.0, np.inf, -np.inf, np.nan, -np.nan
+    for scale, zero_point, part in ((0.037, 3, x), (0.25, 0, x[:, 1:]), (1, 0, x[:0])):
+        parameters = np.full((1,), scale, np.float32), np.full((1,), zero_point).astype(codes.dtype)
+        found = compiled_steps.round_trip(part, *parameters, saturate=saturate)
+        oracle.assert_same_bits(found, quantize_dequantize(part, *parameters, saturate=saturate))
+
+
+def test_other_round_trips_have_no_function_of_a_region():
+    x, scale, zero_point = np.ones((2, 3), np.float32), np.float32(1), np.zeros((), np.int8)
+    each_axis = np.ones(3, np.float32), np.zeros(3, np.int8)
+    assert compiled_steps.round_trip(x, scale, zero_point, saturate=True) is not None
+    for operands in (
+        (x, *each_axis),
+        (x, scale, each_axis[1]),
+        (x, scale, np.zeros((), np.int32)),
+        (x, scale, None),
+        (x.astype(np.float16), scale, zero_point),
+        (x, np.float16(1), zero_point),
+    ):
+        assert compiled_steps.round_trip(*operands, saturate=True) is None
 
 
 def blocks_model(weight, operator="MXQuantizeDequantize", axis=0, more=(), initializers=(), **attributes):

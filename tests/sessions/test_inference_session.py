@@ -184,7 +184,8 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
 
 
 def test_what_is_optimized_is_not_optimized_again():
-    """Any other model is optimized, also if the package's nodes are only in a subgraph or a function."""
+    """Any other model is optimized, also if the package's nodes are only in a subgraph or a function. A model with
+    other subgraphs and functions is not."""
     source = constant_model()
     branch = "graph = branch () => (float[] v) { d = Pair (w, s, z)  v = Add (x, d) }"
     in_branch = constant_model(nodes=f"y = If (flag) <then_branch: {branch}, else_branch: {branch}>", flag=np.array(True))
@@ -192,6 +193,15 @@ def test_what_is_optimized_is_not_optimized_again():
     in_function = constant_model(nodes="y = local.F (x, w, s, z)", functions=function)
     for each in (source, in_branch, in_function):
         assert has_nodes_to_rewrite(each)
+        assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
+    plain = "graph = branch () => (float[] v) { v = Add (x, w) }"
+    plain_function = '<domain: "local", opset_import: ["" : 21]> F (x, w) => (y) { y = Add (x, w) }'
+    for nodes, functions in (
+        (f"y = If (flag) <then_branch: {plain}, else_branch: {plain}>", ""),
+        ("y = local.F (x, w)", plain_function),
+    ):
+        each = constant_model(nodes=nodes, functions=functions, flag=np.array(True))
+        assert not has_nodes_to_rewrite(each)
         assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
     assert not has_nodes_to_rewrite(optimize(source))
     assert result(quark_numba.InferenceSession(optimize(source))) == [1.5, -2.25, 3.0]
