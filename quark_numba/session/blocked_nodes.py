@@ -6,6 +6,7 @@ use."""
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +14,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..declaration.reasons import stays_if
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..models.protos import attributes_of
 from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
+from .blocked_codes import convolve_codes
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
+
+_log = logging.getLogger(__name__)
 
 # Elementwise operators that work on blocked tensors of one shape without a change, and return 0 for 0.
 _ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
@@ -42,7 +46,12 @@ def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
+    """Replace a convolution by one of codes, or else as ONNX Runtime's NchwcTransformer does, under the same conditions."""
+    try:
+        convolve_codes(tensors, node)
+        return
+    except NotRewrittenError as error:
+        _log.debug("Conv %r is not computed on codes: %s", node.name, error)
     x, *parameters = node.input
     are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
     stays_if(not are_constants, "its weights are not constants")

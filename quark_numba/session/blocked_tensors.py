@@ -17,6 +17,7 @@ from ..models import model_files
 from ..models.protos import attributes_of, nodes, used_names
 from ..rewriting.stand_ins import StandIns
 from .blocks import NCHWC
+from .grids import grids_of
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
 _MAX_ELEMENTS = 128
@@ -49,7 +50,8 @@ class Blocked(NamedTuple):
 class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
-    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that
+    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `grids` are those of tensors in ONNX's
+    layout, by name. `constants` are the initializers that
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
@@ -60,6 +62,7 @@ class BlockedTensors:
         self.shapes |= {value.name: shape for value in (*graph.value_info, *graph.input) if (shape := _dimensions(value))}
         inputs = {value.name for value in graph.input}
         self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
+        self.grids = grids_of(graph.node, self._small_constant, self.constants)
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
@@ -132,6 +135,23 @@ class BlockedTensors:
         stays_if(len(shape) != 4, "an input does not have four dimensions")
         return require(shape[1], "the number of channels is not known")
 
+    def array(self, name: str) -> NDArray[Any]:
+        """Return the value of a constant."""
+        return from_tensor_proto(self.constants[name], self._folder or "")
+
+    def _small_constant(self, name: str) -> NDArray[Any] | None:
+        """Return the value of a constant of one element, or None for any other tensor."""
+        return self.array(name) if name in self.constants and np.prod(self.constants[name].dims) == 1 else None
+
+    def add_constant(self, array: NDArray[Any]) -> str:
+        """Return the name of a new constant."""
+        name = self._name()
+        tensor = to_tensor_proto(np.ascontiguousarray(array), name)
+        if self._folder is not None:
+            tensor = model_files.appended(tensor, self._folder, "blocked.onnx.data")
+        self.new_constants.append(tensor)
+        return name
+
     def _name(self) -> str:
         self._count += 1
         return f"{self._new}{self._count}"
@@ -154,12 +174,7 @@ class BlockedTensors:
         """Return the name of a constant as `make` rearranges it. `make` is called once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
-            array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))
-            self._constants_in_blocks[key] = self._name()
-            tensor = to_tensor_proto(array, self._constants_in_blocks[key])
-            if self._folder is not None:
-                tensor = model_files.appended(tensor, self._folder, "blocked.onnx.data")
-            self.new_constants.append(tensor)
+            self._constants_in_blocks[key] = self.add_constant(make(self.array(name)))
         return self._constants_in_blocks[key]
 
 

@@ -1,0 +1,159 @@
+"""Which float32 tensors of a graph hold 8-bit codes times a power of two, and which convolutions of them are exact.
+
+A *grid* is a power of two and a range of codes of 8 bits: the tensor holds (code - zero point) * scale, and nothing else. Such
+numbers, their products and sums are integers times a power of two. A float32 sum of them is exact, in whatever order it is
+computed, as long as no partial sum reaches 2^24 times that power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from ..declaration.reasons import stays_if
+from ..element_types import INT8, UINT8, find
+from ..linear.versions import OWN_DOMAIN
+from ..models.protos import attributes_of
+from ..region.key import ROUND_TRIP, parse
+from ..region.operators import OPERATORS
+
+(_REGION,) = OPERATORS
+
+# Magnitudes of scales and of biases that are not 0 are within these. So no product or sum is subnormal or overflows.
+_LEAST, _LARGEST = 2.0**-60, 2.0**60
+
+# Integers of smaller magnitude are exact in float32, with their sums and differences.
+_EXACT = 1 << 24
+
+
+class Grid(NamedTuple):
+    """The numbers that a tensor may hold: (code - zero_point) * scale, with codes of uint8. The scale is a power of two."""
+
+    scale: float
+    zero_point: int
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of a number, divided by the scale."""
+        return max(self.zero_point, 255 - self.zero_point)
+
+
+class ExactConv(NamedTuple):
+    """The weights of an exact convolution: codes of int8, and the scale of the products for each channel of y."""
+
+    codes: NDArray[np.int8]
+    scales: NDArray[np.float32]
+
+
+# Operators of ONNX whose output has only elements of their first input.
+_MOVES = {
+    *("DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Reshape", "Slice", "SpaceToDepth"),
+    *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
+
+
+def grids_of(
+    nodes: Iterable[onnx.NodeProto], constant: Callable[[str], NDArray[Any] | None], known: Mapping[str, onnx.TensorProto]
+) -> dict[str, Grid]:
+    """Return the grids of tensors, by name. `nodes` are those of a graph in their order. `constant` returns the value of a
+    constant of few elements, by its name, or None. `known` has the constants."""
+    grids: dict[str, Grid] = {}
+    for node in nodes:
+        if grid := _grid_after(node, grids, constant, known):
+            grids |= dict.fromkeys(filter(None, node.output[: None if node.op_type == "Split" else 1]), grid)
+    return grids
+
+
+def _grid_after(
+    node: onnx.NodeProto,
+    grids: Mapping[str, Grid],
+    constant: Callable[[str], NDArray[Any] | None],
+    known: Mapping[str, onnx.TensorProto],
+) -> Grid | None:
+    """Return the grid of a node's first output, or None."""
+    kind = "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    if kind == (_REGION.domain, _REGION.name):
+        program = parse(attributes_of(node)["program"])
+        last = program.steps[-1]
+        if last.operator != ROUND_TRIP or not program.has_scalars(last):
+            return None
+        _, scale, zero_point = last.present
+        return _grid(constant(node.input[scale]), node.input[zero_point], constant, known)
+    if kind in {(OWN_DOMAIN, ROUND_TRIP), (OWN_DOMAIN, "Dequantize")}:
+        attributes = attributes_of(node)
+        if len(node.input) < 3 or attributes.get("block_size") or attributes.get("output_dtype"):
+            return None
+        return _grid(constant(node.input[1]), node.input[2], constant, known)
+    given = [grids.get(name) for name in node.input]
+    if node.domain not in ("", "ai.onnx") or not given or given[0] is None:
+        return None
+    if node.op_type == "Concat":
+        return given[0] if all(other == given[0] for other in given) else None
+    attributes = attributes_of(node)
+    is_nearest = node.op_type == "Resize" and attributes.get("mode", "nearest") == "nearest"
+    extrapolates = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    # A window of a pool that begins behind the last element has only pads, which are no numbers of the grid.
+    is_pool = node.op_type == "MaxPool" and not attributes.get("ceil_mode")
+    moves = node.op_type in _MOVES or is_pool or (is_nearest and not extrapolates)
+    return given[0] if moves or node.op_type == "Relu" else None
+
+
+def _grid(
+    scale: NDArray[Any] | None,
+    zero_point: str,
+    constant: Callable[[str], NDArray[Any] | None],
+    known: Mapping[str, onnx.TensorProto],
+) -> Grid | None:
+    """Return the grid of what is dequantized with this scale and zero point, or None."""
+    zero = constant(zero_point)
+    if scale is None or zero is None or scale.dtype != np.float32 or scale.size != 1 or zero.size != 1:
+        return None
+    element_type, value = find(known[zero_point].data_type), float(scale.reshape(()))
+    is_power = _LEAST <= value <= _LARGEST and math.frexp(value)[0] == 0.5
+    if element_type not in (INT8, UINT8) or not is_power:
+        return None
+    return Grid(value, int(zero.reshape(())) + (128 if element_type is INT8 else 0))
+
+
+def exact_conv(grid: Grid, weights: NDArray[np.float32], bias: NDArray[np.float32] | None) -> ExactConv:
+    """Return the weights of a convolution of a tensor on a grid. Raise NotRewrittenError unless the convolution is exact: the
+    float32 result is the same in whatever order products and bias are added."""
+    outer = len(weights)
+    rows = weights.reshape(outer, -1)
+    stays_if(not weights.size or not np.isfinite(rows).all(), "its weights are not finite, or empty")
+    stays_if(_is_extreme(rows), "its weights are extreme")
+    # A channel without weights takes any scale; with this one its products are no finer than its bias.
+    exponents = _lowest_bits(rows).min(axis=1, initial=np.iinfo(np.int64).max, where=rows != 0)
+    exponents[~(rows != 0).any(axis=1)] = 0
+    codes = np.ldexp(rows.astype(np.float64), -exponents[:, None])
+    stays_if((codes < -128).any() or (codes > 127).any(), "its weights are not integers of 8 bits times a power of two")
+    sums = np.abs(codes).sum(axis=1) * grid.largest
+    finest = exponents + math.frexp(grid.scale)[1] - 1
+    scales = np.ldexp(1.0, finest)
+    totals = sums * scales
+    if bias is not None:
+        stays_if(bias.shape != (outer,) or not np.isfinite(bias).all(), "its bias is not finite, or has another shape")
+        stays_if(_is_extreme(bias), "its bias is extreme")
+        finest = np.where(bias != 0, np.minimum(finest, _lowest_bits(bias)), finest)
+        totals = totals + np.abs(bias.astype(np.float64))
+    # A total is an integer times 2^finest. In float64 it is exact below 2^53 times that, so the comparison is right.
+    stays_if((totals >= np.ldexp(float(_EXACT), finest)).any(), "its sums may need more than 24 bits")
+    return ExactConv(codes.astype(np.int8).reshape(weights.shape), scales.astype(np.float32))
+
+
+def _is_extreme(values: NDArray[np.float32]) -> bool:
+    """Return whether a number that is not 0 has a magnitude beyond the limits."""
+    magnitudes = np.abs(values)
+    return bool(np.any((magnitudes > _LARGEST) | ((magnitudes < _LEAST) & (magnitudes != 0))))
+
+
+def _lowest_bits(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the exponent of the lowest bit of each float32 number that is not 0, and any number for 0."""
+    mantissas, exponents = np.frexp(values.astype(np.float64))
+    integers = np.ldexp(mantissas, 24).astype(np.int64)  # exact: a mantissa of float32 has 24 bits
+    lowest = integers & -integers
+    return exponents.astype(np.int64) - 24 + np.frexp(lowest.astype(np.float64))[1] - 1

@@ -1,0 +1,287 @@
+"""Convolutions of 8-bit codes times powers of two, which sessions compute on codes. Every bit is that of a drop-in session that
+optimizes nothing."""
+
+import logging
+
+import numpy as np
+import onnxruntime
+import pytest
+from conv_oracle import convolve
+from onnx_models import session_options
+from test_blocked_layout import count, has_blocks, laid_out
+from text_graphs import text_model
+
+import quark_numba
+from quark_numba.declaration.reasons import NotRewrittenError
+from quark_numba.session import blocked_codes
+from quark_numba.session.grids import Grid, exact_conv
+
+blocked = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not has_blocks(), reason="ONNX Runtime has no such layout on this processor"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _always_faster(monkeypatch):
+    """Convolutions of codes also run on processors without the instruction, where they are not chosen otherwise."""
+    monkeypatch.setattr(blocked_codes, "_has_dot_products", lambda lanes: True)
+    monkeypatch.setattr(blocked_codes, "_FEWEST_PRODUCTS", 1)
+
+
+def weights_of(*shape, seed=0, largest=127):
+    """Return integers as float32, among them the largest, to be multiplied by a power of two."""
+    w = np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(np.float32)
+    w.flat[0] = largest
+    return w
+
+
+def network(steps, channels=16, *, inputs="float[2, 16, 9, 11] x", zero_point=None, **constants):
+    """Return a model of `steps` between a quantized x ("a", in steps of 1/8) and y. The weights w have `channels` rows."""
+    constants = {
+        "w": weights_of(channels, 16, 3, 3) / 64,
+        "bias": weights_of(channels, seed=1) / 256,
+        "first": weights_of(16, 16, 1, 1, seed=2) / 128,
+        "scale": 0.125,
+        "fine": 2.0**-5,
+    } | constants
+    return text_model(
+        f"({inputs}) => (float[] y) {{ x0 = Conv (x, first) a = Pair (x0, scale, zero_point) {steps} }}",
+        opset=17,
+        zero_point=np.uint8(120) if zero_point is None else zero_point,
+        **{name: np.asarray(value, getattr(value, "dtype", np.float32)) for name, value in constants.items()},
+    )
+
+
+def drop_in(source, feeds):
+    options = session_options(threads=1)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    quark_numba.register(options)
+    return onnxruntime.InferenceSession(source.SerializeToString(), options).run(None, feeds)
+
+
+def results(source, feeds, threads=1):
+    return quark_numba.InferenceSession(source, session_options(threads=threads)).run(None, feeds)
+
+
+def on_grid(*shape, seed=5):
+    """Return an x in small steps, so that the first convolution, which stays in float, is exact too."""
+    return np.random.default_rng(seed).integers(-40, 40, shape).astype(np.float32) / 32
+
+
+def assert_computed_on_codes(source, convolutions=1, shape=(2, 16, 9, 11)):
+    """`convolutions` are computed on codes, and the result has the bits of the drop-in session."""
+    assert count(laid_out(source), "IntegerConv") == convolutions
+    feeds = {"x": on_grid(*shape)}
+    for threads in (1, 2):
+        for mine, expected in zip(results(source, feeds, threads), drop_in(source, feeds), strict=True):
+            assert len(np.unique(expected)) > 20
+            np.testing.assert_array_equal(mine.view(np.int32), expected.view(np.int32))
+
+
+STEPS = {
+    "a convolution": "y = Conv <pads = [1, 1, 1, 1]> (a, w, bias)",
+    "no bias": "y = Conv (a, w)",
+    "strides": "y = Conv <strides = [2, 3], pads = [1, 0, 1, 2]> (a, w, bias)",
+    "dilations": "y = Conv <dilations = [2, 3], pads = [2, 3, 2, 3]> (a, w, bias)",
+    "Relu": "b = Conv (a, w, bias) y = Relu (b)",
+    "Relu, then a pair": "b = Conv (a, w, bias) c = Relu (b) y = Pair (c, fine, zero_point)",
+    "a region": "b = Conv (a, w, bias) c = HardSigmoid (b) d = Mul (b, c) y = Pair (d, fine, zero_point)",
+    "MaxPool": "b = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a) y = Conv (b, w, bias)",
+    "a part": "b, c = Split <axis = 1> (twice, sizes) y = Conv (c, w, bias)",
+    "a Concat": "b = Concat <axis = 2> (a, a) y = Conv (b, w, bias)",
+    "Resize": 'b = Resize <mode = "nearest"> (a, "", factors) y = Conv (b, w, bias)',
+    "Transpose": "b = Transpose <perm = [0, 1, 3, 2]> (a) y = Conv (b, w, bias)",
+}
+STEPS["a part"] = "twice = Concat <axis = 1> (a, a) " + STEPS["a part"]
+CONSTANTS = {"sizes": np.array([16, 16]), "factors": np.array([1, 1, 2, 2], np.float32)}
+
+
+@pytest.mark.parametrize("name", STEPS)
+class TestSessions:
+    pytestmark = blocked
+
+    @pytest.mark.parametrize("zero_point", [np.uint8(120), np.int8(-3), np.int8(90), np.uint8(20)])
+    def test_same_bits(self, name, zero_point):
+        constants = {key: value for key, value in CONSTANTS.items() if key in STEPS[name]}
+        assert_computed_on_codes(network(STEPS[name], zero_point=zero_point, **constants))
+
+    def test_channels_beside_blocks(self, name):
+        """The output has channels that fill no block."""
+        if "Relu" in name or "region" in name or "convolution" in name:
+            assert_computed_on_codes(network(STEPS[name], 20))
+
+
+class TestModels:
+    pytestmark = blocked
+
+    def test_a_free_batch(self):
+        source = network(STEPS["a region"], inputs="float[n, 16, 9, 11] x")
+        for batch in (1, 3):
+            assert_computed_on_codes(source, shape=(batch, 16, 9, 11))
+
+    def test_free_sizes(self):
+        source = network(STEPS["strides"], inputs="float[n, 16, h, w] x")
+        for size in ((1, 16, 5, 6), (2, 16, 33, 70)):
+            assert_computed_on_codes(source, shape=size)
+
+    def test_a_pixel(self):
+        source = network("y = Conv (a, w, bias)", 64, inputs="float[n, 16, h, w] x", w=weights_of(64, 16, 1, 1) / 64)
+        assert_computed_on_codes(source, shape=(2, 16, 1, 1))
+
+    def test_groups(self):
+        w = weights_of(64, 16, 3, 3) / 64
+        steps = "b = Concat <axis = 1> (a, a) y = Conv <group = 2> (b, w, bias)"
+        assert_computed_on_codes(network(steps, 64, w=w))
+
+    def test_scales_for_each_channel(self):
+        w = weights_of(48, 16, 3, 3) * np.exp2(np.arange(48) % 7 - 9).reshape(48, 1, 1, 1)
+        assert_computed_on_codes(network("y = Conv (a, w, bias)", 48, w=w.astype(np.float32)))
+
+    def test_one_after_the_other(self):
+        steps = "b = Conv <pads = [1, 1, 1, 1]> (a, w) c = Pair (b, scale, zero_point) y = Conv (c, w, bias)"
+        assert_computed_on_codes(network(steps), 2)
+
+
+# Graphs whose convolution has to stay in float, and the reason.
+LEFT = {
+    "another scale": (STEPS["a convolution"], {"scale": 0.3}, "not known to be 8-bit codes times a power of two"),
+    "16 bits": (STEPS["a convolution"], {"zero_point": np.uint16(7)}, "not known to be 8-bit codes"),
+    "a sum": ("b = Add (a, a) y = Conv (b, w, bias)", {}, "not known to be 8-bit codes"),
+    "two scales": (
+        "c = Pair (x0, fine, zero_point) b = Concat <axis = 2> (a, c) y = Conv (b, w, bias)",
+        {},
+        "not known to be 8-bit codes",
+    ),
+    "weights of 9 bits": (
+        STEPS["a convolution"],
+        {"w": weights_of(16, 16, 3, 3, largest=255) / 64},
+        "are not integers of 8 bits",
+    ),
+    "weights with another scale": (STEPS["a convolution"], {"w": weights_of(16, 16, 3, 3) / 100}, "are not integers of 8 bits"),
+    "a fine bias": (STEPS["a convolution"], {"bias": weights_of(16) * 2.0**-22}, "may need more than 24 bits"),
+    "a large bias": (STEPS["a convolution"], {"bias": weights_of(16) * 2.0**12}, "may need more than 24 bits"),
+    "small groups": ("y = Conv <group = 2> (a, w, bias)", {"w": weights_of(16, 8, 3, 3) / 64}, "are not whole blocks"),
+    "auto_pad": ('y = Conv <auto_pad = "SAME_UPPER"> (a, w, bias)', {}, "it has auto_pad"),
+    "another activation": ("b = Conv (a, w, bias) y = LeakyRelu (b)", {}, "an activation other than Relu"),
+    "computed weights": ("v = Mul (a, a) s = Slice (v, o, e, r) y = Conv (a, s)", {}, "its weights are not constants"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+class TestLeft:
+    pytestmark = blocked
+
+    def test_stays_in_float(self, name, caplog):
+        steps, constants, reason = LEFT[name]
+        if "Slice" in steps:
+            constants = {key: np.array(value) for key, value in {"o": [0, 0], "e": [2, 3], "r": [0, 2]}.items()}
+        source = network(steps, **constants)
+        with caplog.at_level(logging.DEBUG, "quark_numba.session.blocked_nodes"):
+            after = laid_out(source)
+        assert after is None or count(after, "IntegerConv") == 0
+        assert any(reason in record.getMessage() for record in caplog.records), [r.getMessage() for r in caplog.records]
+
+
+def taken(grid, w, bias):
+    """Return the weights of an exact convolution and "", or None and the reason why it is not exact."""
+    try:
+        return exact_conv(grid, w, bias), ""
+    except NotRewrittenError as error:
+        return None, error.reason
+
+
+def sums_of(codes, grid, exact, bias):
+    sums = convolve(codes, exact.codes, zero=grid.zero_point)
+    return sums * exact.scales.astype(np.float64).reshape(-1, 1, 1) + bias.astype(np.float64).reshape(-1, 1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_float_sum_in_any_order_has_the_same_bits(seed):
+    """Whatever `exact_conv` accepts: float32 sums of the products and the bias, in random orders, equal the integers' sums."""
+    random = np.random.default_rng(seed)
+    grid = Grid(2.0 ** int(random.integers(-10, 10)), int(random.integers(0, 256)))
+    depth = int(random.integers(1, 400))
+    codes = random.choice([0, 255, int(random.integers(0, 256))], (1, depth, 1, 1))
+    w = random.integers(-128, 128, (4, depth, 1, 1)) * np.exp2(random.integers(-20, 20, (4, 1, 1, 1)))
+    bias = random.integers(-500, 500, 4) * np.exp2(random.integers(-12, 4)) * grid.scale
+    w, bias = w.astype(np.float32), bias.astype(np.float32)
+    exact, reason = taken(grid, w, bias)
+    if exact is None:
+        assert "24 bits" in reason
+        return
+    np.testing.assert_array_equal(exact.codes * (exact.scales / np.float32(grid.scale)).reshape(-1, 1, 1, 1), w)
+    expected = sums_of(codes, grid, exact, bias).ravel()
+    x = ((codes - grid.zero_point) * grid.scale).astype(np.float32).ravel()
+    for channel in range(4):
+        terms = np.append(x * w[channel].ravel(), bias[channel])
+        for order in (np.argsort(terms), np.argsort(-np.abs(terms)), random.permutation(terms.size)):
+            assert np.cumsum(terms[order], dtype=np.float32)[-1] == expected[channel]
+
+
+def largest_sum(total, bias=0.0, grid=None):
+    """Return whether sums of this magnitude are taken for exact: total / 255 products of the code 255."""
+    count, rest = divmod(total // 255, 127)
+    w = np.array([[127.0] * count + [float(rest)]], np.float32).reshape(1, -1, 1, 1)
+    exact, reason = taken(grid or Grid(1.0, 0), w, np.array([bias], np.float32))
+    assert exact or "24 bits" in reason
+    return exact is not None
+
+
+def test_sums_up_to_24_bits():
+    most = (1 << 24) // 255 * 255  # 16,777,215 is a multiple of 255
+    assert most == (1 << 24) - 1
+    assert largest_sum(most)
+    assert not largest_sum(most + 255)
+    assert not largest_sum(most, 1.0)
+    assert not largest_sum(most, -1.0)
+    assert largest_sum(most - 255, 255.0)
+    assert not largest_sum(most - 255, 256.0)
+
+
+def test_a_fine_bias_makes_all_sums_finer():
+    assert largest_sum(255 * 127 * 64, 0.125)
+    assert not largest_sum(255 * 127 * 64, 0.125 / 64)
+    assert largest_sum(255 * 127 * 64, 0.0)
+
+
+def test_the_zero_point_decides_the_largest_code():
+    """Of 128, no code is further away than 128; of 0 or 255, 255."""
+    assert largest_sum(255 * 127 * 1000, grid=Grid(1.0, 128))
+    assert not largest_sum(255 * 127 * 1000, grid=Grid(1.0, 0))
+    assert not largest_sum(255 * 127 * 1000, grid=Grid(1.0, 255))
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([1.0, np.nan], "not finite"),
+        ([1.0, np.inf], "not finite"),
+        ([1.0, 1 + 2.0**-7], "not integers of 8 bits"),
+        ([128.0, 1.0], "not integers of 8 bits"),
+        ([2.0**-70, 2.0**-70], "extreme"),
+        ([2.0**70, 0.0], "extreme"),
+        ([], "empty"),
+    ],
+)
+def test_weights_that_are_not_codes(weights, reason):
+    w = np.array([weights], np.float32).reshape(1, -1, 1, 1)
+    with pytest.raises(NotRewrittenError, match=reason):
+        exact_conv(Grid(0.5, 3), w, None)
+
+
+@pytest.mark.parametrize("bias", [np.nan, np.inf, 2.0**70, 2.0**-70])
+def test_an_extreme_bias(bias):
+    with pytest.raises(NotRewrittenError, match="its bias is"):
+        exact_conv(Grid(0.5, 3), np.ones((1, 4, 1, 1), np.float32), np.array([bias], np.float32))
+
+
+def test_weights_of_zeros():
+    exact = exact_conv(Grid(0.5, 3), np.zeros((2, 4, 1, 1), np.float32), np.array([0.0, 3.0], np.float32))
+    assert not exact.codes.any()
+    assert np.isfinite(exact.scales).all()
+
+
+def test_the_lowest_code_of_weights():
+    exact = exact_conv(Grid(1.0, 3), np.array([-128.0, 1.0], np.float32).reshape(1, 2, 1, 1), None)
+    assert exact.codes.ravel().tolist() == [-128, 1]
