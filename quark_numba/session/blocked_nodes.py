@@ -34,8 +34,15 @@ _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
 # Elementwise operators that work on blocked tensors too, but do not return 0 for 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
+# The axis of channels, as attributes say it.
+_CHANNELS = (1, -3)
+
 # Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+
+
+# The most rows or columns of an image that is enlarged around the centers of pixels.
+_MOST_PIXELS = 1 << 11
 
 
 def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
@@ -87,18 +94,42 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = attributes_of(node)
     has_auto_pad = attributes.get("auto_pad", "NOTSET") != "NOTSET"
     stays_if(attributes.get("ceil_mode") or has_auto_pad, "it has ceil_mode or auto_pad")
-    stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
+    is_number = x.is_number or node.input[0] in tensors.grids
+    stays_if("Max" in node.op_type and not is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
     are_whole = all(operand.channels % tensors.lanes == 0 for operand in operands)
-    joins_channels = attributes_of(node)["axis"] in (1, -3)
+    joins_channels = attributes_of(node)["axis"] in _CHANNELS
     stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
     channels = sum(operand.channels for operand in operands)
     copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
     _set_attributes(copy, axis=1)
+
+
+def _split(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    x = tensors.already_in_blocks(node.input[0])
+    attributes = attributes_of(node)
+    stays_if(attributes.get("axis", 0) not in _CHANNELS, "it does not split channels")
+    constant = tensors.constants.get(node.input[1]) if len(node.input) > 1 else None
+    lengths = attributes.get("split") if constant is None else numpy_helper.to_array(constant).tolist()
+    stays_if(not lengths or any(length % tensors.lanes for length in lengths), "it does not split between blocks of channels")
+    copy = tensors.replace(node, [x.name, *node.input[1:]], node.domain, lengths, True)
+    _set_attributes(copy, axis=1)
+
+
+def _slice(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    x = tensors.already_in_blocks(node.input[0])
+    parameters = [numpy_helper.to_array(tensors.constants[name]) for name in node.input[1:] if name in tensors.constants]
+    stays_if(not 4 > len(parameters) - 1 > 1 or len(parameters) != len(node.input) - 1, "it does not take a known part")
+    (start, *others), (end, *_), (axis, *_), *steps = (parameter.tolist() for parameter in parameters)
+    stays_if(others or axis not in _CHANNELS or steps not in ([], [[1]]), "it does not take consecutive channels")
+    first, last, _ = slice(start, end).indices(x.channels)
+    stays_if(first % tensors.lanes or last % tensors.lanes or first >= last, "it does not take whole blocks of channels")
+    names = [tensors.add_constant(np.array([number])) for number in (first, last, 1)]
+    tensors.replace(node, [x.name, *names], node.domain, last - first, True)
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -128,12 +159,21 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = attributes_of(node)
-    modes = attributes.get("mode", "nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
-    repeats = modes == ("nearest", "asymmetric", "floor") and "axes" not in attributes and len(node.input) == 3
+    given = ("mode", "nearest"), ("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor")
+    mode, coordinates, rounding = (attributes.get(*each) for each in given)
+    is_asymmetric = (coordinates, rounding) == ("asymmetric", "floor")
+    is_centered = coordinates == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    repeats = mode == "nearest" and (is_asymmetric or is_centered) and "axes" not in attributes and len(node.input) == 3
     stays_if(not repeats, "it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     are_whole = scales.shape == (4,) and (scales[:2] == 1).all() and (scales >= 1).all() and (scales % 1 == 0).all()
     stays_if(not are_whole, "it does not repeat elements a known, whole number of times")
+    if is_centered:
+        # Pixel i of y takes the pixel of x nearest to (i + 1/2) / scale - 1/2. That is less than 1/2 from i // scale, by at
+        # least 1 / (2 * scale) > 2^-6. The rounding errors of float32 are smaller if all numbers are below 2^16.
+        lengths = [*(tensors.shapes.get(node.input[0]) or [])[2:]]
+        is_small = len(lengths) == 2 and all(length and length <= _MOST_PIXELS for length in lengths) and scales.max() < 32
+        stays_if(not is_small, "its images are not known to be small")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
     del copy.attribute[:]
@@ -207,6 +247,8 @@ HANDLERS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]
     ("com.microsoft", "FusedConv"): _conv,
     ("", "Concat"): _concat,
     ("", "Resize"): _resize,
+    ("", "Slice"): _slice,
+    ("", "Split"): _split,
     ("", "Transpose"): _transpose,
     **{("", name): _pool for name in _POOLS},
     **dict.fromkeys((*_ELEMENTWISE, *_ELEMENTWISE_NOT_OF_ZERO), _elementwise),

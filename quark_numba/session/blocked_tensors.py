@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,14 +160,19 @@ class BlockedTensors:
         node = helper.make_node(operator, inputs, [output], f"{operator} of {output}", domain=NCHWC, **attributes)
         self.nodes.append(node)
 
-    def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Return a new node that computes the same on blocks. It is appended to the nodes."""
+    def replace(
+        self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int | Sequence[int], has_zeros: bool
+    ) -> onnx.NodeProto:
+        """Return a new node that computes the same on blocks. It is appended to the nodes. `channels` is the number of channels
+        of the output, or of each output."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        name = self._name()
-        copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
+        counts = [channels] if isinstance(channels, int) else channels
+        names = [self._name() for _ in counts]
+        copy.input[:], copy.output[:], copy.domain = inputs, names, domain
         self.nodes.append(copy)
-        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.lanes == 0)
+        for output, name, count in zip(node.output, names, counts, strict=True):
+            self.tensors[output] = Blocked(name, count, has_zeros or count % self.lanes == 0)
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
