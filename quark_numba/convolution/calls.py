@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .granularity import FAULTS, Window, fault_of, output_length
+from .granularity import FAULTS, FAULTS_OF_TABLE, Window, fault_of, fault_of_table, output_length
 
 
 def window_of(attributes: Mapping[str, Any]) -> Window:
@@ -24,11 +24,13 @@ def window_of(attributes: Mapping[str, Any]) -> Window:
 
 def check_attributes(attributes: Mapping[str, Any]) -> Window:
     """Return the Window of a node. Raise ValueError if an attribute is invalid."""
-    window, scale, zero_point = window_of(attributes), attributes["x_scale"], attributes["x_zero_point"]
-    if not 2.0**-100 <= scale <= 2.0**100 or math.frexp(scale)[0] != 0.5:
-        raise ValueError(f"x_scale is {scale}; expected a power of two from 2**-100 to 2**100")
-    if not 0 <= zero_point <= 255:
-        raise ValueError(f"x_zero_point is {zero_point}; expected 0..255")
+    window = window_of(attributes)
+    for of in ("x", "y"):
+        scale, zero_point = attributes.get(f"{of}_scale", 1.0), attributes.get(f"{of}_zero_point", 0)
+        if not 2.0**-100 <= scale <= 2.0**100 or math.frexp(scale)[0] != 0.5:
+            raise ValueError(f"{of}_scale is {scale}; expected a power of two from 2**-100 to 2**100")
+        if not 0 <= zero_point <= 255:
+            raise ValueError(f"{of}_zero_point is {zero_point}; expected 0..255")
     if attributes["group"] < 1:
         raise ValueError(f"group is {attributes['group']}; expected 1 or more")
     return window
@@ -52,11 +54,7 @@ def convolve_codes(
     check_shapes(window, attributes, [array.shape for array in (x, w, scale, bias)])
     lanes, group, (outer, inner) = attributes["lanes"], attributes["group"], w.shape[:2]
     zero_point = attributes["x_zero_point"]
-    codes = x
-    if x.dtype == np.float32:
-        with np.errstate(all="ignore"):
-            steps = np.nan_to_num(np.rint(x / np.float32(attributes["x_scale"])) + np.float32(zero_point), nan=0)
-            codes = np.clip(steps, 0, 255)
+    codes = _codes(x, attributes["x_scale"], zero_point) if x.dtype == np.float32 else x
     codes = _without_blocks(codes.astype(np.int64), lanes)[:, : inner * group] - zero_point
     top, left, bottom, right = window.pads
     codes = np.pad(codes, ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -72,6 +70,34 @@ def convolve_codes(
         sums += np.einsum("gok,ngkhw->ngohw", weights[..., row, column].astype(np.int64), taken)
     y = sums.reshape(batch, outer, rows, columns).astype(np.float32) * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
     return _in_blocks(np.maximum(y, np.float32(0)) if attributes["relu"] else y, lanes)
+
+
+def convolve_to_codes(
+    x: NDArray[Any],
+    w: NDArray[np.int8],
+    scale: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    table: NDArray[np.uint8],
+    **attributes: Any,
+) -> NDArray[np.uint8]:
+    """Return the result of the operator `IntegerConvToCodes` for arrays in the blocked layout. Raise ValueError if an attribute
+    or a shape is invalid."""
+    y = convolve_codes(x, w, scale, bias, **attributes)
+    check_table(table.shape)
+    return np.asarray(table[_codes(y, attributes["y_scale"], attributes["y_zero_point"])])
+
+
+def check_table(shape: Sequence[int]) -> None:
+    """Raise ValueError unless a table has this shape."""
+    if fault := fault_of_table(shape):
+        raise ValueError(FAULTS_OF_TABLE[fault].format(table_shape=[*shape]))
+
+
+def _codes(x: NDArray[np.float32], scale: float, zero_point: int) -> NDArray[np.uint8]:
+    """Return saturate(round(x / scale) + zero_point). NaN has the code 0."""
+    with np.errstate(all="ignore"):
+        steps = np.nan_to_num(np.rint(x / np.float32(scale)) + np.float32(zero_point), nan=0)
+    return np.clip(steps, 0, 255).astype(np.uint8)
 
 
 def _without_blocks(x: NDArray[Any], lanes: int) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-NO_FAULT, NOT_BLOCKED, WRONG_WEIGHTS, WRONG_CHANNELS, WRONG_VECTORS, TOO_SMALL = range(6)
+NO_FAULT, NOT_BLOCKED, WRONG_WEIGHTS, WRONG_CHANNELS, WRONG_VECTORS, TOO_SMALL, WRONG_TABLE = range(7)
 FAULTS = {
     NOT_BLOCKED: "x has shape {x_shape}; expected four dimensions, and channels that are a multiple of {lanes}",
     WRONG_WEIGHTS: "w has shape {w_shape}; expected (channels of y, channels of x, {kernel_rows}, {kernel_columns}), not empty",
@@ -15,6 +15,7 @@ FAULTS = {
     WRONG_VECTORS: "scale has shape {scale_shape}, bias {bias_shape}; expected one element for each channel of y",
     TOO_SMALL: "x has shape {x_shape}; it is smaller than the kernel",
 }
+FAULTS_OF_TABLE = {WRONG_TABLE: "table has shape {table_shape}; expected 256 elements"}
 
 
 class Window(NamedTuple):
@@ -49,3 +50,8 @@ def fault_of(window: Window, group: int, lanes: int, x: Any, w: Any, scale: Any,
     if output_length(window, 0, x[2]) == 0 or output_length(window, 1, x[3]) == 0:
         return TOO_SMALL
     return NO_FAULT
+
+
+def fault_of_table(table: Any) -> int:
+    """Return the fault of the shape of a table, or NO_FAULT."""
+    return NO_FAULT if len(table) == 1 and table[0] == 256 else WRONG_TABLE

@@ -27,7 +27,7 @@ ENCODE, MULTIPLY = range(2)
 
 _NAMES = (
     # Addresses.
-    *("x", "y", "codes", "offsets", "weights", "starts", "scales", "biases"),
+    *("x", "y", "table", "codes", "offsets", "weights", "starts", "scales", "biases"),
     "phase",
     "batch",
     "group",  # the number of groups of channels
@@ -43,7 +43,9 @@ _NAMES = (
     # The pixels of a tile, the tiles of a row, and the tiles of a part.
     *("tile", "row_tiles", "part_tiles"),
 )
-WORK = np.dtype([*((name, np.int64) for name in _NAMES), *((name, np.float64) for name in ("inverse", "zero_point", "lowest"))])
+# Of the codes of x, the results, and the codes of y.
+_NUMBERS = "inverse", "zero_point", "lowest", "y_inverse", "y_zero_point"
+WORK = np.dtype([*((name, np.int64) for name in _NAMES), *((name, np.float64) for name in _NUMBERS)])
 
 # The multiplications of a part, and the pixels of x that a part of ENCODE converts: some microseconds.
 _PRODUCTS, _PIXELS = 1 << 21, 1 << 10
@@ -154,7 +156,7 @@ def count_parts(work: Any, phase: int) -> int:
 
 def _encode_part(key: Key) -> Any:
     """Return the function that runs a part of ENCODE: some lines of one block of channels."""
-    lanes, is_float = key.lanes, key.element_type is FLOAT32
+    lanes, is_float = key.lanes, key.x_type is FLOAT32
     pixel_bytes = lanes * (4 if is_float else 1)
     encode = encode_function(lanes, is_float)
 
@@ -191,8 +193,9 @@ def _encode_part(key: Key) -> Any:
 
 def _multiply_part(key: Key) -> Any:
     """Return the function that runs a part of MULTIPLY: some tiles of up to BLOCKS blocks of channels."""
-    lanes = key.lanes
-    convolve_tile = tile_function(lanes)
+    lanes, gives_codes = key.lanes, key.y_type is not FLOAT32
+    pixel_bytes = lanes * (1 if gives_codes else 4)
+    convolve_tile = tile_function(lanes, gives_codes)
 
     def multiply_part(work, part):  # type: ignore[no-untyped-def]
         tiles = work.y_rows * work.row_tiles
@@ -204,7 +207,7 @@ def _multiply_part(key: Key) -> Any:
         own = image % work.group * work.outer_blocks + block  # the blocks before those of this part
         line = work.phases * work.line * lanes
         codes = work.codes + image * work.blocks * work.all_rows * line
-        block_step = work.y_rows * work.y_columns * lanes * 4
+        block_step = work.y_rows * work.y_columns * pixel_bytes
         y = work.y + (image * work.outer_blocks + block) * block_step
         weights = work.weights + own * lanes * GROUP * work.steps
         at = own * lanes * 4
@@ -218,12 +221,15 @@ def _multiply_part(key: Key) -> Any:
                 work.offsets,
                 work.steps,
                 weights,
-                y + (row * work.y_columns + column) * lanes * 4,
+                y + (row * work.y_columns + column) * pixel_bytes,
                 block_step,
                 work.starts + at,
                 work.scales + at,
                 work.biases + at,
                 np.float32(work.lowest),
+                np.float32(work.y_inverse),
+                np.float32(work.y_zero_point),
+                work.table,
             )
 
     return jit.inline(multiply_part)

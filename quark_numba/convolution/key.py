@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product, starmap
 from typing import NamedTuple
 
 from ..element_types import FLOAT32, UINT8, ElementType
@@ -14,14 +15,15 @@ GROUP = 4
 
 
 class Key(NamedTuple):
-    """The element type of x, and the number of lanes."""
+    """The element types of x and y, and the number of lanes."""
 
-    element_type: ElementType
+    x_type: ElementType
+    y_type: ElementType
     lanes: int
 
     @property
     def name(self) -> str:
-        return f"{self.element_type.name}_{self.lanes}"
+        return f"{self.x_type.name}_{self.y_type.name}_{self.lanes}"
 
 
-KEYS = tuple(Key(element_type, lanes) for element_type in (FLOAT32, UINT8) for lanes in LANES)
+KEYS = tuple(starmap(Key, product((FLOAT32, UINT8), (FLOAT32, UINT8), LANES)))

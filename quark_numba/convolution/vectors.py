@@ -32,6 +32,12 @@ HAS_DOT_PRODUCTS = {
     8: JIT_ENABLED and ("+avxvnni" in _features or {"+avx512vnni", "+avx512vl"} <= {*_features}),
 }
 
+# Whether the processor looks up 64 codes in a table of 128 bytes, in one instruction.
+HAS_LOOKUP = JIT_ENABLED and "+avx512vbmi" in _features
+
+# The bytes of a vector of that instruction.
+_LOOKED_UP = 64
+
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
@@ -74,10 +80,63 @@ def _add_products(builder: Any, lanes: int, sums: Any, codes: Any, weights: Any)
     return sums
 
 
-def _write_tile(builder: Any, lanes: int, pixels: int, blocks: int, operands: Any) -> None:
+def _code(builder: Any, value: Any, inverse: Any, zero_point: Any, lanes: int) -> Any:
+    """Return the codes (uint8) of a vector of float32: saturate(round(value * inverse) + zero_point). NaN has the code 0."""
+    floats = value.type
+    rint = cgutils.get_or_insert_function(builder.module, ir.FunctionType(floats, [floats]), f"llvm.rint.v{lanes}f32")
+    value = builder.call(rint, [builder.fmul(value, _everywhere(builder, inverse, lanes))])
+    value = builder.fadd(value, _everywhere(builder, zero_point, lanes))
+    lowest, highest = (ir.Constant(floats, [limit] * lanes) for limit in (0.0, 255.0))
+    value = builder.select(builder.fcmp_ordered(">", value, lowest), value, lowest)
+    value = builder.select(builder.fcmp_ordered("<", value, highest), value, highest)
+    return builder.trunc(builder.fptosi(value, ir.VectorType(_INT, lanes)), ir.VectorType(_BYTE, lanes))
+
+
+def _joined(builder: Any, vectors: Any, size: int) -> Any:
+    """Return a vector of `size` bytes that begins with the elements of these vectors, which have one length."""
+    joined, lanes = vectors[0], vectors[0].type.count
+    for count in range(1, size // lanes):
+        following = vectors[count] if count < len(vectors) else ir.Constant(vectors[0].type, ir.Undefined)
+        # Both operands of a shuffle have the same type, so the shorter one is lengthened first.
+        whole = ir.Constant(ir.VectorType(_INT, count * lanes), [*range(lanes), *[0] * ((count - 1) * lanes)])
+        longer = builder.shuffle_vector(following, following, whole)
+        places = ir.Constant(ir.VectorType(_INT, (count + 1) * lanes), [*range((count + 1) * lanes)])
+        joined = builder.shuffle_vector(joined, longer, places)
+    return joined
+
+
+def _write_looked_up(builder: Any, codes: Any, table: Any, target: Any) -> None:
+    """Write the bytes of a table for the codes of some pixels, a vector for each, to consecutive addresses."""
+    lanes = codes[0].type.count
+    if not HAS_LOOKUP:
+        for pixel, code in enumerate(codes):
+            builder.store(code, _pointer(builder, _after(builder, target, pixel, lanes), code.type)).align = 1
+        with cgutils.for_range(builder, _WORD(len(codes) * lanes)) as loop:
+            place = _pointer(builder, builder.add(target, loop.index), _BYTE)
+            code = builder.zext(builder.load(place), _WORD)
+            builder.store(builder.load(_pointer(builder, builder.add(table, code), _BYTE)), place)
+        return
+    whole, step = ir.VectorType(_BYTE, _LOOKED_UP), _LOOKED_UP // lanes
+    quarters = [_load(builder, _after(builder, table, quarter, _LOOKED_UP), whole) for quarter in range(4)]
+    look_up = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(whole, [whole] * 3), "llvm.x86.avx512.vpermi2var.qi.512"
+    )
+    for first in range(0, len(codes), step):
+        some = codes[first : first + step]
+        places = _joined(builder, some, _LOOKED_UP)
+        lower, upper = (builder.call(look_up, [pair[0], places, pair[1]]) for pair in (quarters[:2], quarters[2:]))
+        is_upper = builder.icmp_signed("<", places, ir.Constant(whole, [0] * _LOOKED_UP))
+        found = builder.select(is_upper, upper, lower)
+        size = len(some) * lanes
+        if size < _LOOKED_UP:
+            found = builder.shuffle_vector(found, found, ir.Constant(ir.VectorType(_INT, size), [*range(size)]))
+        builder.store(found, _pointer(builder, _after(builder, target, first, lanes), found.type)).align = 1
+
+
+def _write_tile(builder: Any, lanes: int, pixels: int, blocks: int, gives_codes: bool, operands: Any) -> None:
     """Write the code that `convolve_tile` runs for a number of pixels and of blocks."""
     ints, floats = (ir.VectorType(kind, lanes) for kind in (_INT, _FLOAT))
-    x, offsets, steps, weights, y, block_step, starts, scales, biases, lowest = operands
+    x, offsets, steps, weights, y, block_step, starts, scales, biases, lowest, inverse, zero_point, table = operands
     sums = [[cgutils.alloca_once(builder, ints) for _ in range(blocks)] for _ in range(pixels)]
     for block in range(blocks):
         start = _load(builder, _after(builder, starts, block, 4 * lanes), ints, 4)
@@ -97,16 +156,20 @@ def _write_tile(builder: Any, lanes: int, pixels: int, blocks: int, operands: An
     for block in range(blocks):
         scale, bias = (_load(builder, _after(builder, each, block, 4 * lanes), floats, 4) for each in (scales, biases))
         target = builder.add(y, builder.mul(block_step, _WORD(block)))
-        for pixel, of_pixel in enumerate(sums):
+        values = []
+        for of_pixel in sums:
             total = builder.sitofp(builder.load(of_pixel[block]), floats)
             value = builder.fadd(builder.fmul(total, scale), bias)
-            value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
-            place = _pointer(builder, _after(builder, target, pixel, 4 * lanes), floats)
-            builder.store(value, place).align = 4
+            values.append(builder.select(builder.fcmp_ordered("<", value, least), least, value))
+        if gives_codes:
+            _write_looked_up(builder, [_code(builder, value, inverse, zero_point, lanes) for value in values], table, target)
+            continue
+        for pixel, value in enumerate(values):
+            builder.store(value, _pointer(builder, _after(builder, target, pixel, 4 * lanes), floats)).align = 4
 
 
-def tile_function(lanes: int) -> Any:
-    """Return the function `convolve_tile` for a number of lanes."""
+def tile_function(lanes: int, gives_codes: bool) -> Any:
+    """Return the function `convolve_tile` for a number of lanes, and a y of uint8 or float32."""
 
     @intrinsic
     def convolve_tile(
@@ -123,6 +186,9 @@ def tile_function(lanes: int) -> Any:
         scales: Any,
         biases: Any,
         lowest: Any,
+        inverse: Any,
+        zero_point: Any,
+        table: Any,
     ) -> Any:
         """Compute `pixels` (of TILES) consecutive pixels of y, in `blocks` blocks of channels.
 
@@ -130,7 +196,9 @@ def tile_function(lanes: int) -> Any:
         from address `x` to the codes of group k for the first pixel. The codes for each next pixel are `lanes` bytes further
         on. `weights` is the address of the weights of group k for each block, lane and channel of the group. `block_step` is
         the number of bytes from one block of y to the next. `starts` (int32) is what the sums begin with; `scales` and
-        `biases` (float32) make y of them. Results below `lowest` become `lowest`."""
+        `biases` (float32) make results of them. Results below `lowest` become `lowest`.
+
+        If y is uint8, it is table[code], where code is saturate(round(result * inverse) + zero_point)."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             end = builder.append_basic_block("end")
@@ -141,12 +209,12 @@ def tile_function(lanes: int) -> Any:
                     tile = builder.append_basic_block(f"tile_{pixels}_{blocks}")
                     choice.add_case(_WORD(pixels * (BLOCKS + 1) + blocks), tile)
                     builder.position_at_end(tile)
-                    _write_tile(builder, lanes, pixels, blocks, arguments[2:])
+                    _write_tile(builder, lanes, pixels, blocks, gives_codes, arguments[2:])
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 11, types.float32), generate
+        return types.void(*[types.int64] * 11, *[types.float32] * 3, types.int64), generate
 
     return convolve_tile
 
@@ -156,22 +224,13 @@ def encode_function(lanes: int, is_float: bool) -> Any:
 
     @intrinsic
     def encode(typingctx: Any, x: Any, y: Any, inverse: Any, zero_point: Any) -> Any:
-        """Write the codes of one pixel in one block of channels to address `y`. If x is float32, its codes are
-        saturate(round(x * inverse) + zero_point), where NaN has the code 0."""
-        floats, ints, codes = (ir.VectorType(kind, lanes) for kind in (_FLOAT, _INT, _BYTE))
+        """Write the codes of one pixel in one block of channels to address `y`, as `_code` computes them if x is float32."""
+        floats, codes = (ir.VectorType(kind, lanes) for kind in (_FLOAT, _BYTE))
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x, y, inverse, zero_point = arguments
             if is_float:
-                value = builder.fmul(_load(builder, x, floats, 4), _everywhere(builder, inverse, lanes))
-                rint = cgutils.get_or_insert_function(
-                    builder.module, ir.FunctionType(floats, [floats]), f"llvm.rint.v{lanes}f32"
-                )
-                value = builder.fadd(builder.call(rint, [value]), _everywhere(builder, zero_point, lanes))
-                lowest, highest = (ir.Constant(floats, [limit] * lanes) for limit in (0.0, 255.0))
-                value = builder.select(builder.fcmp_ordered(">", value, lowest), value, lowest)
-                value = builder.select(builder.fcmp_ordered("<", value, highest), value, highest)
-                code = builder.trunc(builder.fptosi(value, ints), codes)
+                code = _code(builder, _load(builder, x, floats, 4), inverse, zero_point, lanes)
             else:
                 code = _load(builder, x, codes)
             builder.store(code, _pointer(builder, y, codes)).align = 1

@@ -20,7 +20,7 @@ from ..models.protos import attributes_of
 from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from .blocked_codes import convolve_codes
+from .blocked_codes import convolve_codes, look_up
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
@@ -99,37 +99,51 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
+def _move_blocks(
+    tensors: BlockedTensors, node: onnx.NodeProto, operands: Sequence[str], rest: Sequence[str], channels: Sequence[int]
+) -> onnx.NodeProto:
+    """Return the counterpart of a node that moves whole blocks of channels of its first inputs, the operands. `rest` are its
+    other inputs, and `channels` the number of channels of each output. It moves codes, if all operands have codes alike."""
+    has_codes = node.output[0] in tensors.grids and all(name in tensors.codes for name in operands)
+    names = [tensors.codes[name] if has_codes else tensors.tensors[name].name for name in operands]
+    copy = tensors.replace(node, [*names, *rest], node.domain, channels, True)
+    if has_codes:
+        for output, codes, count in zip(node.output, copy.output, channels, strict=True):
+            tensors.keep_codes(output, codes, count)
+    return copy
+
+
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
     are_whole = all(operand.channels % tensors.lanes == 0 for operand in operands)
     joins_channels = attributes_of(node)["axis"] in _CHANNELS
     stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
-    channels = sum(operand.channels for operand in operands)
-    copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
+    copy = _move_blocks(tensors, node, node.input, [], [sum(operand.channels for operand in operands)])
     _set_attributes(copy, axis=1)
 
 
 def _split(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    x = tensors.already_in_blocks(node.input[0])
+    x, *rest = node.input
+    tensors.already_in_blocks(x)
     attributes = attributes_of(node)
     stays_if(attributes.get("axis", 0) not in _CHANNELS, "it does not split channels")
-    constant = tensors.constants.get(node.input[1]) if len(node.input) > 1 else None
-    lengths = attributes.get("split") if constant is None else numpy_helper.to_array(constant).tolist()
+    constant = tensors.constants.get(rest[0]) if rest else None
+    lengths: list[int] = (attributes.get("split") or []) if constant is None else numpy_helper.to_array(constant).tolist()
     stays_if(not lengths or any(length % tensors.lanes for length in lengths), "it does not split between blocks of channels")
-    copy = tensors.replace(node, [x.name, *node.input[1:]], node.domain, lengths, True)
-    _set_attributes(copy, axis=1)
+    _set_attributes(_move_blocks(tensors, node, [x], rest, lengths), axis=1)
 
 
 def _slice(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    x = tensors.already_in_blocks(node.input[0])
-    parameters = [numpy_helper.to_array(tensors.constants[name]) for name in node.input[1:] if name in tensors.constants]
-    stays_if(not 4 > len(parameters) - 1 > 1 or len(parameters) != len(node.input) - 1, "it does not take a known part")
+    x, *rest = node.input
+    channels = tensors.already_in_blocks(x).channels
+    parameters = [numpy_helper.to_array(tensors.constants[name]) for name in rest if name in tensors.constants]
+    stays_if(len(parameters) not in (3, 4) or len(parameters) != len(rest), "it does not take a known part")
     (start, *others), (end, *_), (axis, *_), *steps = (parameter.tolist() for parameter in parameters)
     stays_if(others or axis not in _CHANNELS or steps not in ([], [[1]]), "it does not take consecutive channels")
-    first, last, _ = slice(start, end).indices(x.channels)
+    first, last, _ = slice(start, end).indices(channels)
     stays_if(first % tensors.lanes or last % tensors.lanes or first >= last, "it does not take whole blocks of channels")
     names = [tensors.add_constant(np.array([number])) for number in (first, last, 1)]
-    tensors.replace(node, [x.name, *names], node.domain, last - first, True)
+    _move_blocks(tensors, node, [x], names, [last - first])
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -183,8 +197,13 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = attributes_of(node)
     program = parse(attributes["program"])
-    _check_program(program)
     stays_if(attributes.get("lanes"), "it is in the blocked layout already")
+    try:
+        look_up(tensors, node, program)
+        return
+    except NotRewrittenError as error:
+        _log.debug("Region %r is not part of a convolution of codes: %s", node.name, error)
+    _check_program(program)
     # The other inputs are scales, zero points and scalars, which have no layout.
     has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
     operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from onnx import helper, shape_inference
 from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
+from ..linear.versions import OWN_DOMAIN
 from ..models import model_files
 from ..models.protos import attributes_of, nodes, used_names
 from ..rewriting.stand_ins import StandIns
@@ -21,6 +23,9 @@ from .grids import grids_of
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
 _MAX_ELEMENTS = 128
+
+# The operator that turns codes into numbers.
+DEQUANTIZE = (OWN_DOMAIN, "Dequantize")
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -51,7 +56,8 @@ class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
     `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `grids` are those of tensors in ONNX's
-    layout, by name. `constants` are the initializers that
+    layout, by name. `codes` are the tensors in blocks of the codes of some of these. `convolutions` are the nodes
+    ``IntegerConv``, by the name of their output. `uses` counts the uses of each name. `constants` are the initializers that
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
@@ -62,7 +68,11 @@ class BlockedTensors:
         self.shapes |= {value.name: shape for value in (*graph.value_info, *graph.input) if (shape := _dimensions(value))}
         inputs = {value.name for value in graph.input}
         self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
-        self.grids = grids_of(graph.node, self._small_constant, self.constants)
+        self.grids = grids_of(graph.node, self.number)
+        self.codes: dict[str, str] = {}
+        self.convolutions: dict[str, onnx.NodeProto] = {}
+        self.uses = Counter(name for node in graph.node for name in used_names(node))
+        self.uses.update(value.name for value in graph.output)
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
@@ -139,7 +149,7 @@ class BlockedTensors:
         """Return the value of a constant."""
         return from_tensor_proto(self.constants[name], self._folder or "")
 
-    def _small_constant(self, name: str) -> NDArray[Any] | None:
+    def number(self, name: str) -> NDArray[Any] | None:
         """Return the value of a constant of one element, or None for any other tensor."""
         return self.array(name) if name in self.constants and np.prod(self.constants[name].dims) == 1 else None
 
@@ -174,6 +184,16 @@ class BlockedTensors:
         for output, name, count in zip(node.output, names, counts, strict=True):
             self.tensors[output] = Blocked(name, count, has_zeros or count % self.lanes == 0)
         return copy
+
+    def keep_codes(self, output: str, codes: str, channels: int) -> None:
+        """Note the tensor of the codes of an output, in blocks. A node is appended that dequantizes them; it remains if another
+        node uses its output."""
+        scale, zero_point = self.grids[output]
+        parameters = [self.add_constant(np.array(scale, np.float32)), self.add_constant(np.array(zero_point, np.uint8))]
+        numbers, (domain, operator) = self._name(), DEQUANTIZE
+        self.nodes.append(helper.make_node(operator, [codes, *parameters], [numbers], domain=domain))
+        self.codes[output] = codes
+        self.tensors[output] = Blocked(numbers, channels, channels % self.lanes == 0, is_number=True)
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
         """Return the name of a constant as `make` rearranges it. `make` is called once for each `use`."""

@@ -7,7 +7,7 @@ computed, as long as no partial sum reaches 2^24 times that power."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,9 @@ import onnx
 from numpy.typing import NDArray
 
 from ..declaration.reasons import stays_if
-from ..element_types import INT8, UINT8, find
 from ..linear.versions import OWN_DOMAIN
 from ..models.protos import attributes_of
-from ..region.key import ROUND_TRIP, parse
+from ..region.key import ROUND_TRIP, Program, Step, parse
 from ..region.operators import OPERATORS
 
 (_REGION,) = OPERATORS
@@ -56,44 +55,34 @@ _MOVES = {
 }
 
 
-def grids_of(
-    nodes: Iterable[onnx.NodeProto], constant: Callable[[str], NDArray[Any] | None], known: Mapping[str, onnx.TensorProto]
-) -> dict[str, Grid]:
-    """Return the grids of tensors, by name. `nodes` are those of a graph in their order. `constant` returns the value of a
-    constant of few elements, by its name, or None. `known` has the constants."""
+# Returns the value of a constant of one element, by its name, or None for any other tensor.
+Constant = Callable[[str], NDArray[Any] | None]
+
+
+def grids_of(nodes: Iterable[onnx.NodeProto], constant: Constant) -> dict[str, Grid]:
+    """Return the grids of tensors, by name. `nodes` are those of a graph in their order."""
     grids: dict[str, Grid] = {}
     for node in nodes:
-        if grid := _grid_after(node, grids, constant, known):
+        if grid := _grid_after(node, grids, constant):
             grids |= dict.fromkeys(filter(None, node.output[: None if node.op_type == "Split" else 1]), grid)
     return grids
 
 
-def _grid_after(
-    node: onnx.NodeProto,
-    grids: Mapping[str, Grid],
-    constant: Callable[[str], NDArray[Any] | None],
-    known: Mapping[str, onnx.TensorProto],
-) -> Grid | None:
+def _grid_after(node: onnx.NodeProto, grids: Mapping[str, Grid], constant: Constant) -> Grid | None:
     """Return the grid of a node's first output, or None."""
     kind = "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    attributes = attributes_of(node)
     if kind == (_REGION.domain, _REGION.name):
-        program = parse(attributes_of(node)["program"])
-        last = program.steps[-1]
-        if last.operator != ROUND_TRIP or not program.has_scalars(last):
-            return None
-        _, scale, zero_point = last.present
-        return _grid(constant(node.input[scale]), node.input[zero_point], constant, known)
+        program = parse(attributes["program"])
+        return grid_of_step(program, _rounding_step(program), node.input, constant)
     if kind in {(OWN_DOMAIN, ROUND_TRIP), (OWN_DOMAIN, "Dequantize")}:
-        attributes = attributes_of(node)
-        if len(node.input) < 3 or attributes.get("block_size") or attributes.get("output_dtype"):
-            return None
-        return _grid(constant(node.input[1]), node.input[2], constant, known)
+        has_other = len(node.input) < 3 or attributes.get("block_size") or attributes.get("output_dtype")
+        return None if has_other else _grid(constant(node.input[1]), constant(node.input[2]))
     given = [grids.get(name) for name in node.input]
-    if node.domain not in ("", "ai.onnx") or not given or given[0] is None:
+    if kind[0] or not given or given[0] is None:
         return None
     if node.op_type == "Concat":
         return given[0] if all(other == given[0] for other in given) else None
-    attributes = attributes_of(node)
     is_nearest = node.op_type == "Resize" and attributes.get("mode", "nearest") == "nearest"
     extrapolates = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     # A window of a pool that begins behind the last element has only pads, which are no numbers of the grid.
@@ -102,21 +91,29 @@ def _grid_after(
     return given[0] if moves or node.op_type == "Relu" else None
 
 
-def _grid(
-    scale: NDArray[Any] | None,
-    zero_point: str,
-    constant: Callable[[str], NDArray[Any] | None],
-    known: Mapping[str, onnx.TensorProto],
-) -> Grid | None:
+def _rounding_step(program: Program) -> Step:
+    """Return the last step of a program before steps that leave numbers on their grid."""
+    step = program.steps[-1]
+    while step.operator in ("Identity", "Relu") and (before := step.present[0] - len(program.inputs)) >= 0:
+        step = program.steps[before]
+    return step
+
+
+def grid_of_step(program: Program, step: Step, inputs: Sequence[str], constant: Constant) -> Grid | None:
+    """Return the grid of the result of a step, or None. `inputs` are the names of the program's inputs."""
+    if step.operator != ROUND_TRIP or not program.has_scalars(step):
+        return None
+    _, scale, zero_point = step.present
+    return _grid(constant(inputs[scale]), constant(inputs[zero_point]))
+
+
+def _grid(scale: NDArray[Any] | None, zero_point: NDArray[Any] | None) -> Grid | None:
     """Return the grid of what is dequantized with this scale and zero point, or None."""
-    zero = constant(zero_point)
-    if scale is None or zero is None or scale.dtype != np.float32 or scale.size != 1 or zero.size != 1:
+    if scale is None or zero_point is None or scale.dtype != np.float32 or zero_point.dtype not in (np.int8, np.uint8):
         return None
-    element_type, value = find(known[zero_point].data_type), float(scale.reshape(()))
+    value, shift = float(scale.reshape(())), 128 if zero_point.dtype == np.int8 else 0
     is_power = _LEAST <= value <= _LARGEST and math.frexp(value)[0] == 0.5
-    if element_type not in (INT8, UINT8) or not is_power:
-        return None
-    return Grid(value, int(zero.reshape(())) + (128 if element_type is INT8 else 0))
+    return Grid(value, int(zero_point.reshape(())) + shift) if is_power else None
 
 
 def exact_conv(grid: Grid, weights: NDArray[np.float32], bias: NDArray[np.float32] | None) -> ExactConv:

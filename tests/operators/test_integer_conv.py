@@ -48,21 +48,22 @@ def cases():
 
 
 def model(x, *constants, are_inputs=False, **attributes):
-    """Return the model of a node with these weights, scales and biases."""
-    names = "w", "scale", "bias"
-    node = helper.make_node("IntegerConv", ["x", *names], ["y"], domain="quark_numba", **attributes)
+    """Return the model of a node with these weights, scales and biases, and a table if there is one."""
+    names = ("w", "scale", "bias", "table")[: len(constants)]
+    name, y_type = ("IntegerConv", "FLOAT") if len(names) == 3 else ("IntegerConvToCodes", "UINT8")
+    node = helper.make_node(name, ["x", *names], ["y"], domain="quark_numba", **attributes)
     inputs = [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), None)]
     tensors = [numpy_helper.from_array(array, name) for array, name in zip(constants, names, strict=True)]
     if are_inputs:
         inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, None) for tensor in tensors]
-    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.DataType.Value(y_type), None)
     graph = helper.make_graph([node], "graph", inputs, [y], [] if are_inputs else tensors)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("quark_numba", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def result(x, *constants, threads=1, are_inputs=False, **attributes):
-    feeds = {"x": x} | (dict(zip(("w", "scale", "bias"), constants, strict=True)) if are_inputs else {})
+    feeds = {"x": x} | (dict(zip(("w", "scale", "bias", "table"), constants, strict=False)) if are_inputs else {})
     made = session(model(x, *constants, are_inputs=are_inputs, **attributes), threads=threads)
     return made.run(None, feeds)[0]
 
@@ -204,6 +205,52 @@ def test_a_sum_of_zero_has_no_sign():
     assert not y.any()
 
 
+TABLE = np.random.default_rng(4).integers(0, 256, 256).astype(np.uint8)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize(("window", "shape"), cases())
+def test_codes_of_y_are_looked_up(window, shape, lanes):
+    """Also the added channels have the code of 0, in the table."""
+    case = case_of(window, shape, lanes)
+    scale = 2.0 ** round(np.log2(np.abs(case.exact).max() / 150))
+    expected = TABLE[np.clip(np.rint(case.y / np.float32(scale)) + 100, 0, 255).astype(np.uint8)]
+    attributes = case.attributes | {"y_scale": scale, "y_zero_point": 100}
+    for x in (case.blocked_codes, case.blocked_numbers):
+        y = result(x, *case.constants, TABLE, **attributes)
+        assert y.dtype == np.uint8
+        np.testing.assert_array_equal(y, expected)
+    node = model(x, *case.constants, TABLE, **attributes)
+    made = ReferenceEvaluator(node, new_ops=quark_numba.reference_ops())
+    np.testing.assert_array_equal(made.run(None, {"x": x})[0], expected)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_code_of_y(lanes):
+    """Ties, numbers beyond all codes, and every entry of the table, with more and fewer pixels than a vector of codes has."""
+    for count in (1, 3, 5, 7, 22, 55):
+        codes, w = np.zeros((1, 4, 1, count), np.uint8), np.zeros((40, 4, 1, 1), np.int8)
+        codes[0, 0] = np.arange(count)
+        w[:, 0, 0, 0] = np.arange(40) % 5 + 1
+        bias = np.arange(40).astype(np.float32) * 8 - 150
+        numbers = codes[0, 0, 0] * w[:, :, 0, 0][:, :1].astype(np.float32) / 2 + bias[:, None]
+        expected = TABLE[np.clip(np.rint(numbers) + 120, 0, 255).astype(np.uint8)][None, :, None]
+        scale = np.full(40, 0.5, np.float32)
+        attributes = {"lanes": lanes, "kernel_shape": [1, 1], "y_scale": 1.0, "y_zero_point": 120}
+        y = result(in_blocks(codes, lanes), w, scale, bias, TABLE, **attributes)
+        np.testing.assert_array_equal(y, in_blocks(expected, lanes, TABLE[120]))
+
+
+def test_a_table_that_is_no_constant():
+    case = case_of("3 x 3", "one block", 16)
+    attributes = case.attributes | {"y_scale": 1024.0, "y_zero_point": 100}
+    y, other = (result(case.blocked_codes, *case.constants, TABLE, are_inputs=each, **attributes) for each in (False, True))
+    np.testing.assert_array_equal(other, y)
+    for are_inputs in (False, True):
+        with pytest.raises(Exception, match=r"table has shape .255.*expected 256 elements"):
+            result(case.blocked_codes, *case.constants, TABLE[:255], are_inputs=are_inputs, **attributes)
+
+
 def test_no_batch():
     case = case_of("3 x 3", "one block", 16)
     assert result(case.blocked_codes[:0], *case.constants, **case.attributes).shape == (0, *case.y.shape[1:])
@@ -255,6 +302,8 @@ def test_wrong_shapes(changed, message):
         ({"x_scale": 0.3}, "x_scale is 0.3.*; expected a power of two"),
         ({"x_scale": 0.0}, "x_scale is 0.0; expected a power of two"),
         ({"x_zero_point": 256}, r"x_zero_point is 256; expected 0\.\.255"),
+        ({"y_scale": 1.5}, "y_scale is 1.5; expected a power of two"),
+        ({"y_zero_point": -1}, r"y_zero_point is -1; expected 0\.\.255"),
         ({"group": 0}, "group is 0; expected 1 or more"),
         ({"pads": (0, 0, 0, -1)}, "pads is .*; expected 4 numbers, 0 or more"),
         ({"strides": (0, 1)}, "strides is .*; expected 2 numbers, 1 or more"),
@@ -264,5 +313,7 @@ def test_wrong_shapes(changed, message):
 )
 def test_wrong_attributes(changed, message):
     arrays, attributes = wrong(case_of("3 x 3", "one block", 16), **changed)
+    if "y_scale" in changed or "y_zero_point" in changed:
+        arrays["table"] = TABLE
     with pytest.raises(Exception, match=message):
         session(model(*arrays.values(), **attributes))

@@ -24,8 +24,9 @@ blocked = [
 
 @pytest.fixture(autouse=True)
 def _always_faster(monkeypatch):
-    """Convolutions of codes also run on processors without the instruction, where they are not chosen otherwise."""
+    """Convolutions of codes also run on processors without the instructions, where they are not chosen otherwise."""
     monkeypatch.setattr(blocked_codes, "_has_dot_products", lambda lanes: True)
+    monkeypatch.setattr(blocked_codes, "_has_lookup", lambda: True)
     monkeypatch.setattr(blocked_codes, "_FEWEST_PRODUCTS", 1)
 
 
@@ -49,7 +50,11 @@ def network(steps, channels=16, *, inputs="float[2, 16, 9, 11] x", zero_point=No
         f"({inputs}) => (float[] y) {{ x0 = Conv (x, first) a = Pair (x0, scale, zero_point) {steps} }}",
         opset=17,
         zero_point=np.uint8(120) if zero_point is None else zero_point,
-        **{name: np.asarray(value, getattr(value, "dtype", np.float32)) for name, value in constants.items()},
+        **{
+            name: np.asarray(value, getattr(value, "dtype", np.float32))
+            for name, value in constants.items()
+            if value is not None
+        },
     )
 
 
@@ -69,9 +74,11 @@ def on_grid(*shape, seed=5):
     return np.random.default_rng(seed).integers(-40, 40, shape).astype(np.float32) / 32
 
 
-def assert_computed_on_codes(source, convolutions=1, shape=(2, 16, 9, 11)):
-    """`convolutions` are computed on codes, and the result has the bits of the drop-in session."""
-    assert count(laid_out(source), "IntegerConv") == convolutions
+def assert_computed_on_codes(source, convolutions=1, shape=(2, 16, 9, 11), codes=0):
+    """So many convolutions are computed on codes, and `codes` others give codes as well. The result has the bits of the drop-in
+    session."""
+    after = laid_out(source)
+    assert (count(after, "IntegerConv"), count(after, "IntegerConvToCodes")) == (convolutions, codes)
     feeds = {"x": on_grid(*shape)}
     for threads in (1, 2):
         for mine, expected in zip(results(source, feeds, threads), drop_in(source, feeds), strict=True):
@@ -104,21 +111,24 @@ class TestSessions:
     @pytest.mark.parametrize("zero_point", [np.uint8(120), np.int8(-3), np.int8(90), np.uint8(20)])
     def test_same_bits(self, name, zero_point):
         constants = {key: value for key, value in CONSTANTS.items() if key in STEPS[name]}
-        assert_computed_on_codes(network(STEPS[name], zero_point=zero_point, **constants))
+        gives_codes = name == "Relu, then a pair"
+        source = network(STEPS[name], zero_point=zero_point, **constants)
+        assert_computed_on_codes(source, not gives_codes, codes=gives_codes)
 
     def test_channels_beside_blocks(self, name):
         """The output has channels that fill no block."""
         if "Relu" in name or "region" in name or "convolution" in name:
-            assert_computed_on_codes(network(STEPS[name], 20))
+            gives_codes = name == "Relu, then a pair"
+            assert_computed_on_codes(network(STEPS[name], 20), not gives_codes, codes=gives_codes)
 
 
 class TestModels:
     pytestmark = blocked
 
     def test_a_free_batch(self):
-        source = network(STEPS["a region"], inputs="float[n, 16, 9, 11] x")
+        source = network(STEPS["Relu, then a pair"], inputs="float[n, 16, 9, 11] x")
         for batch in (1, 3):
-            assert_computed_on_codes(source, shape=(batch, 16, 9, 11))
+            assert_computed_on_codes(source, 0, shape=(batch, 16, 9, 11), codes=1)
 
     def test_free_sizes(self):
         source = network(STEPS["strides"], inputs="float[n, 16, h, w] x")
@@ -140,7 +150,51 @@ class TestModels:
 
     def test_one_after_the_other(self):
         steps = "b = Conv <pads = [1, 1, 1, 1]> (a, w) c = Pair (b, scale, zero_point) y = Conv (c, w, bias)"
-        assert_computed_on_codes(network(steps), 2)
+        assert_computed_on_codes(network(steps), 1, codes=1)
+
+
+# Pass the codes of a first convolution on. All of these take whole blocks of 32 channels. The number is that of nodes that turn
+# codes into numbers; None if the convolution gives none.
+BETWEEN = {
+    "a region": ("e = HardSigmoid (d) f = Mul (d, e) b = Pair (f, fine, zero_point)", 0),
+    "Relu": ("f = Relu (d) b = Pair (f, fine, zero_point)", 0),
+    "Split and Concat": ("g, h = Split <axis = 1> (d, halves) b = Concat <axis = 1> (h, g)", 0),
+    "Slice": ("g = Slice (d, half, end, axis) b = Concat <axis = 1> (g, g)", 0),
+    "MaxPool": ("b = MaxPool <kernel_shape = [2, 2]> (d)", 1),
+    "Concat of another": ("g = Pair (x0, fine, zero_point) h = Concat <axis = 1> (d, g) b = Slice (h, zero, end32, axis)", 1),
+    "another user": ("e = Relu (c) b = Concat <axis = 1> (d, e)", None),
+    "a sum": ("e = Add (d, d) b = Pair (e, scale, zero_point)", 0),
+    "a sum of another": ("g = Concat <axis = 1> (a, a) e = Add (d, g) b = Pair (e, scale, zero_point)", None),
+}
+NUMBERS = {"halves": [16, 16], "half": [16], "end": [2**63 - 1], "end32": [32], "axis": [1], "zero": [0]}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize("looks_up", [True, False])
+class TestCodesBetween:
+    pytestmark = blocked
+
+    def test_same_bits(self, name, looks_up, monkeypatch):
+        monkeypatch.setattr(blocked_codes, "_has_lookup", lambda: looks_up)
+        steps, decoded = BETWEEN[name]
+        inner = 64 if name == "another user" else 32
+        constants = {key: np.array(value) for key, value in NUMBERS.items() if f"{key}," in steps or f"{key})" in steps}
+        source = network(
+            f"c = Conv <pads = [1, 1, 1, 1]> (a, w) d = Pair (c, fine, zero_point) {steps} y = Conv (b, v)",
+            32,
+            bias=None,
+            v=weights_of(16, inner, 1, 1, seed=9) / 64,
+            **constants,
+        )
+        after = laid_out(source)
+        gives_codes = looks_up and decoded is not None
+        assert count(after, "IntegerConvToCodes") == gives_codes
+        if gives_codes:
+            assert count(after, "Dequantize") == decoded
+        feeds = {"x": on_grid(2, 16, 9, 11)}
+        for mine, expected in zip(results(source, feeds, 2), drop_in(source, feeds), strict=True):
+            assert len(np.unique(expected)) > 20
+            np.testing.assert_array_equal(mine.view(np.int32), expected.view(np.int32))
 
 
 # Graphs whose convolution has to stay in float, and the reason.

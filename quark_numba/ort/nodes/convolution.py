@@ -24,16 +24,17 @@ from ...convolution.kernels import (
 )
 from ...convolution.key import GROUP, Key
 from ...declaration import Operator, Overload
-from ...element_types import FLOAT32
+from ...element_types import FLOAT32, UINT8
 from . import context
 
 STATE = context.state_dtype(
     "packed",  # the address of the packed weights; 0 if the weights are not constant
-    *("lanes", "group", "zero_point", "is_float"),
+    *("lanes", "group", "zero_point", "y_zero_point", "is_float"),
+    "gives_codes",  # whether y is codes, which are looked up in a table
     *((name, np.int64, 2) for name in ("kernel", "strides", "dilations")),
     ("pads", np.int64, 4),
     # Of float64, as fields have whole words.
-    *((name, np.float64) for name in ("inverse", "lowest")),
+    *((name, np.float64) for name in ("inverse", "lowest", "y_inverse")),
 )
 MESSAGE_NUMBERS = ("lanes", "kernel_rows", "kernel_columns")
 
@@ -43,6 +44,7 @@ _PRODUCTS = 64
 STATE_WORDS = STATE.itemsize // 8
 
 _fault_of = jit.function(granularity.fault_of, output_length=jit.function(granularity.output_length))
+_fault_of_table = jit.function(granularity.fault_of_table)
 _output_length = jit.function(granularity.output_length, "length_of_convolution")
 
 
@@ -57,8 +59,11 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "is_float": overload.inputs[0] is FLOAT32,
         "inverse": 1 / attributes["x_scale"],
         "lowest": 0.0 if attributes["relu"] else -np.inf,
+        "gives_codes": overload.outputs[0] is UINT8,
+        "y_inverse": 1 / attributes.get("y_scale", 1.0),
+        "y_zero_point": attributes.get("y_zero_point", 0),
     }
-    return context.Selection(Key(overload.inputs[0], lanes), numbers)
+    return context.Selection(Key(overload.inputs[0], overload.outputs[0], lanes), numbers)
 
 
 def prepare(state_address: int, constants_address: int) -> int:
@@ -67,7 +72,8 @@ def prepare(state_address: int, constants_address: int) -> int:
     If the weights, the scales and the biases are constants of sizes that fit, this is a copy of the state, followed by the
     packed weights. Else it is the address that was passed."""
     state = record_at(state_address, STATE)
-    constants = array_at(constants_address, 8, np.int64)  # for each input the address of its elements and their number
+    # For each input the address of its elements and their number. A table is read in each run.
+    constants = array_at(constants_address, 8, np.int64)
     places, outer = state.kernel[0] * state.kernel[1], constants[5]
     if constants[2] == 0 or constants[4] == 0 or constants[6] == 0:
         return state_address
@@ -120,12 +126,14 @@ def _set_sizes(work: Any, state: Any, x_shape: Any, y_shape: Any, depth: int) ->
 def compute(state_address: int, context_address: int) -> int:
     """Run the node (OrtCustomOp::KernelComputeV2). Return an OrtStatus."""
     state = record_at(state_address, STATE)
-    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, 4, 4)
+    exceeds_max_rank, values, shapes = context.read_inputs(state, context_address, 4 + state.gives_codes, 5)
     x_shape, w_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     scale_shape, bias_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     window = Window(state.kernel, state.strides, state.dilations, state.pads)
     lanes, kernel = state.lanes, state.kernel
     fault = _fault_of(window, state.group, lanes, x_shape, w_shape, scale_shape, bias_shape)
+    if state.gives_codes and fault == granularity.NO_FAULT:
+        fault = _fault_of_table(context.shape_at(shapes, 4))
     y_shape = array_at(stack(4), 4, np.int64)
     outer = depth = np.int64(1)
     for axis in range(4):
@@ -142,6 +150,8 @@ def compute(state_address: int, context_address: int) -> int:
 
     work_address, work = context.new_record(WORK)
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
+    work.table = context.data_of(state, values[4]) if state.gives_codes else 0
+    work.y_inverse, work.y_zero_point = state.y_inverse, state.y_zero_point
     work.inverse, work.zero_point, work.lowest = state.inverse, state.zero_point, state.lowest
     is_pointwise = _set_sizes(work, state, x_shape, y_shape, depth)
     encodes = state.is_float or not is_pointwise
