@@ -11,23 +11,24 @@ the codes for consecutive pixels of y are consecutive, whatever the stride is.""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 from numba import types
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, record_at
+from ..compiling.intrinsics import array_at, call, record_at
 from ..compiling.jit import unsigned
-from ..element_types import FLOAT32
+from ..element_types import FLOAT32, ElementType
 from .key import GROUP, Key
 from .vectors import BLOCKS, TILES, encode_function, tile_function
 
 ENCODE, MULTIPLY = range(2)
 
 _NAMES = (
-    # Addresses.
-    *("x", "y", "table", "codes", "offsets", "weights", "starts", "scales", "biases"),
+    # Addresses: the C function of ENCODE, and memory.
+    *("encode", "x", "y", "table", "codes", "offsets", "weights", "starts", "scales", "biases"),
     "phase",
     "batch",
     "group",  # the number of groups of channels
@@ -154,13 +155,15 @@ def count_parts(work: Any, phase: int) -> int:
     return work.batch * work.group * pairs * ((tiles + work.part_tiles - 1) // work.part_tiles)
 
 
-def _encode_part(key: Key) -> Any:
-    """Return the function that runs a part of ENCODE: some lines of one block of channels."""
-    lanes, is_float = key.lanes, key.x_type is FLOAT32
+@functools.cache
+def encode_task(x_type: ElementType, lanes: int) -> Any:
+    """Return the C function void (int64_t work, size_t part) for a part of ENCODE: some lines of one block of channels."""
+    is_float = x_type is FLOAT32
     pixel_bytes = lanes * (4 if is_float else 1)
     encode = encode_function(lanes, is_float)
 
-    def encode_part(work, part):  # type: ignore[no-untyped-def]
+    def encode_part(work_address, part):  # type: ignore[no-untyped-def]
+        work = record_at(work_address, WORK)
         inverse, zero_point = np.float32(work.inverse), np.float32(work.zero_point)
         part_rows = rows_of_part(work)
         parts = (work.all_rows + part_rows - 1) // part_rows
@@ -188,16 +191,21 @@ def _encode_part(key: Key) -> Any:
                 for i in range(count):
                     encode(x_line + first_column * pixel_bytes + i * step, to + i * lanes, inverse, zero_point)
 
-    return jit.inline(encode_part)
+    return jit.c_function(encode_part, f"encode_{x_type.name}_{lanes}", types.void(types.int64, types.intp))
 
 
-def _multiply_part(key: Key) -> Any:
-    """Return the function that runs a part of MULTIPLY: some tiles of up to BLOCKS blocks of channels."""
-    lanes, gives_codes = key.lanes, key.y_type is not FLOAT32
+def task_function(key: Key) -> Any:
+    """Return the C function void (int64_t work, size_t part) for a part of a phase. A part of MULTIPLY is some tiles of up to
+    BLOCKS blocks of channels."""
+    lanes, gives_codes = key.lanes, key.element_type is not FLOAT32
     pixel_bytes = lanes * (1 if gives_codes else 4)
     convolve_tile = tile_function(lanes, gives_codes)
 
-    def multiply_part(work, part):  # type: ignore[no-untyped-def]
+    def run_part(work_address, part):  # type: ignore[no-untyped-def]
+        work = record_at(work_address, WORK)
+        if work.phase == ENCODE:
+            call(work.encode, (work_address, part))
+            return
         tiles = work.y_rows * work.row_tiles
         parts = (tiles + work.part_tiles - 1) // work.part_tiles
         pairs = (work.outer_blocks + BLOCKS - 1) // BLOCKS
@@ -231,19 +239,5 @@ def _multiply_part(key: Key) -> Any:
                 np.float32(work.y_zero_point),
                 work.table,
             )
-
-    return jit.inline(multiply_part)
-
-
-def task_function(key: Key) -> Any:
-    """Return the C function void (int64_t work, size_t part)."""
-    encode_part, multiply_part = _encode_part(key), _multiply_part(key)
-
-    def run_part(work_address, part):  # type: ignore[no-untyped-def]
-        work = record_at(work_address, WORK)
-        if work.phase == ENCODE:
-            encode_part(work, part)
-        else:
-            multiply_part(work, part)
 
     return jit.c_function(run_part, f"task_{key.name}", types.void(types.int64, types.intp))

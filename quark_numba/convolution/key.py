@@ -15,15 +15,14 @@ GROUP = 4
 
 
 class Key(NamedTuple):
-    """The element types of x and y, and the number of lanes."""
+    """The element type of y, and the number of lanes."""
 
-    x_type: ElementType
-    y_type: ElementType
+    element_type: ElementType
     lanes: int
 
     @property
     def name(self) -> str:
-        return f"{self.x_type.name}_{self.y_type.name}_{self.lanes}"
+        return f"{self.element_type.name}_{self.lanes}"
 
 
-KEYS = tuple(starmap(Key, product((FLOAT32, UINT8), (FLOAT32, UINT8), LANES)))
+KEYS = tuple(starmap(Key, product((FLOAT32, UINT8), LANES)))

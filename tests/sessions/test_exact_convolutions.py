@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from conv_oracle import convolve
+from marks import batches
 from onnx_models import session_options
 from test_blocked_layout import count, has_blocks, laid_out
 from text_graphs import text_model
@@ -195,6 +196,157 @@ class TestCodesBetween:
         for mine, expected in zip(results(source, feeds, 2), drop_in(source, feeds), strict=True):
             assert len(np.unique(expected)) > 20
             np.testing.assert_array_equal(mine.view(np.int32), expected.view(np.int32))
+
+
+class RandomNetwork:
+    """A network of random steps on 8-bit codes times powers of two. `values` are pairs of a name and a number of channels, all
+    of one height and width."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+        self.constants, self.steps, self.count = {}, [], 0
+        self.values = [("a", 16, 0.125)]
+        self.signed = bool(self.random.integers(2))
+        zero_point = int(self.random.integers(-40, 40)) + 128 * (not self.signed)
+        self.zero_point = (np.int8 if self.signed else np.uint8)(zero_point)
+        for _ in range(int(self.random.integers(4, 12))):
+            kinds = ("conv", "conv", "conv", "concat", "split", "slice", "pool", "resize", "add", "relu")
+            getattr(self, str(self.random.choice(kinds)))()
+        self.conv()
+        names = [name for name, *_ in self.values]
+        self.outputs = [names[-1], str(self.random.choice(names))]
+        self.steps += [f"{out} = Identity ({name})" for out, name in zip(("y", "z"), self.outputs, strict=True)]
+
+    def new(self):
+        self.count += 1
+        return f"v{self.count}"
+
+    def constant(self, value):
+        name = f"k{len(self.constants)}"
+        self.constants[name] = np.asarray(value)
+        return name
+
+    def take(self):
+        return self.values[int(self.random.integers(max(0, len(self.values) - 3), len(self.values)))]
+
+    def keep(self, name, channels, scale):
+        self.values.append((name, channels, scale))
+
+    def pair(self, name, channels, scale):
+        """Round a value to a grid, and keep it."""
+        y = self.new()
+        self.steps.append(f"{y} = Pair ({name}, {self.constant(np.float32(scale))}, zero_point)")
+        self.keep(y, channels, scale)
+
+    def conv(self):
+        x, channels, scale = self.take()
+        random, group = self.random, int(self.random.choice([1, 1, 1, 2])) if channels % 32 == 0 else 1
+        outer = int(random.choice([16, 20, 32, 48, 64])) if group == 1 else 32 * int(random.integers(1, 3))
+        kernel = [int(random.choice([1, 1, 3])) for _ in range(2)]
+        dilations = [int(random.integers(1, 3)) for _ in range(2)]
+        pads = [(size - 1) * dilation // 2 for size, dilation in zip(kernel, dilations, strict=True)]
+        w = weights_of(outer, channels // group, *kernel, seed=int(random.integers(1 << 30)))
+        step = 2.0 ** int(random.integers(-9, -3))
+        w *= np.exp2(random.integers(-1, 2, outer) * int(random.integers(2))).reshape(-1, 1, 1, 1).astype(np.float32) * step
+        operands = [x, self.constant(w)]
+        if random.integers(2):
+            operands.append(self.constant(weights_of(outer, seed=int(random.integers(1 << 30))) * np.float32(scale * step * 8)))
+        made, how = self.new(), f"pads = [{pads[0]}, {pads[1]}, {pads[0]}, {pads[1]}], dilations = {dilations}, group = {group}"
+        self.steps.append(f"{made} = Conv <{how}> ({', '.join(operands)})")
+        wide = 2.0 ** round(np.log2(scale * step * np.sqrt(channels // group * np.prod(kernel)) * 40))
+        kind = int(random.integers(6))
+        if kind in (1, 2):
+            self.pair(made, outer, wide)
+            made, *_ = self.values[-1]
+        if kind in (2, 3):
+            gate, product = self.new(), self.new()
+            self.steps += [f"{gate} = HardSigmoid ({made})", f"{product} = Mul ({made}, {gate})"]
+            made = product
+        if kind == 4:
+            relu = self.new()
+            self.steps.append(f"{relu} = Relu ({made})")
+            made = relu
+        if kind != 1:
+            self.pair(made, outer, wide * 2.0 ** int(random.integers(-1, 2)))
+
+    def step(self, text, channels, scale):
+        name = self.new()
+        self.steps.append(f"{name} = {text}")
+        self.keep(name, channels, scale)
+
+    def concat(self):
+        (a, channels, scale), (b, more, other) = self.take(), self.take()
+        if scale == other and channels + more <= 128:
+            self.step(f"Concat <axis = 1> ({a}, {b})", channels + more, scale)
+
+    def split(self):
+        x, channels, scale = self.take()
+        if channels % 32 == 0:
+            a, b = self.new(), self.new()
+            self.steps.append(f"{a}, {b} = Split <axis = 1> ({x}, {self.constant([channels // 2] * 2)})")
+            self.keep(a, channels // 2, scale)
+            self.keep(b, channels // 2, scale)
+
+    def slice(self):
+        x, channels, scale = self.take()
+        last = int(self.random.integers(16, channels + 1)) if self.random.integers(2) else 16
+        last -= last % 4
+        names = [self.constant([number]) for number in (0, last, 1)]
+        self.step(f"Slice ({x}, {', '.join(names)})", last, scale)
+
+    def pool(self):
+        x, channels, scale = self.take()
+        self.step(f"MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> ({x})", channels, scale)
+
+    def resize(self):
+        """Enlarge, and take every other pixel of the result."""
+        x, channels, scale = self.take()
+        large, factors = self.new(), self.constant(np.array([1, 1, 2, 2], np.float32))
+        self.steps.append(f'{large} = Resize <mode = "nearest"> ({x}, "", {factors})')
+        eye = np.zeros((channels, channels, 1, 1), np.float32)
+        eye[range(channels), range(channels)] = 1
+        self.step(f"Conv <strides = [2, 2]> ({large}, {self.constant(eye)})", channels, scale)
+        self.pair(self.values.pop()[0], channels, scale)
+
+    def add(self):
+        (a, channels, scale), (b, more, other) = self.take(), self.take()
+        if channels == more:
+            total = self.new()
+            self.steps.append(f"{total} = Add ({a}, {b})")
+            self.pair(total, channels, 2 * max(scale, other))
+
+    def relu(self):
+        x, channels, scale = self.take()
+        self.step(f"Relu ({x})", channels, scale)
+
+    def model(self):
+        return text_model(
+            "(float[n, 16, 6, 15] x) => (float[] y, float[] z) { x0 = Conv (x, first) a = Pair (x0, eighth, zero_point) "
+            + " ".join(self.steps)
+            + " }",
+            opset=17,
+            zero_point=self.zero_point,
+            eighth=np.float32(0.125),
+            first=weights_of(16, 16, 1, 1, seed=2) / 128,
+            **self.constants,
+        )
+
+
+@batches(default=(0, 24, 8), slow=(24, 224, 50))
+class TestRandomNetworks:
+    pytestmark = blocked
+
+    def test_same_bits(self, seeds):
+        counts = {"IntegerConv": 0, "IntegerConvToCodes": 0, "Conv": 0}
+        for seed in seeds:
+            source = RandomNetwork(seed).model()
+            feeds = {"x": on_grid(1 + seed % 2, 16, 6, 15, seed=seed)}
+            for mine, expected in zip(results(source, feeds, 1 + seed % 2), drop_in(source, feeds), strict=True):
+                np.testing.assert_array_equal(mine.view(np.int32), expected.view(np.int32), str(seed))
+            after = laid_out(source)
+            counts = {name: total + (count(after, name) if after else 0) for name, total in counts.items()}
+        assert counts["IntegerConv"] > 0
+        assert counts["IntegerConvToCodes"] > len(seeds)
 
 
 # Graphs whose convolution has to stay in float, and the reason.

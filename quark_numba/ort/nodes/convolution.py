@@ -17,6 +17,7 @@ from ...convolution.kernels import (
     MULTIPLY,
     WORK,
     count_parts,
+    encode_task,
     pack,
     packed_bytes,
     set_parts,
@@ -28,6 +29,7 @@ from ...element_types import FLOAT32, UINT8
 from . import context
 
 STATE = context.state_dtype(
+    "encode",  # the C function that writes the codes of x
     "packed",  # the address of the packed weights; 0 if the weights are not constant
     *("lanes", "group", "zero_point", "y_zero_point", "is_float"),
     "gives_codes",  # whether y is codes, which are looked up in a table
@@ -63,7 +65,12 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "y_inverse": 1 / attributes.get("y_scale", 1.0),
         "y_zero_point": attributes.get("y_zero_point", 0),
     }
-    return context.Selection(Key(overload.inputs[0], overload.outputs[0], lanes), numbers)
+    return context.Selection(Key(overload.outputs[0], lanes), numbers)
+
+
+def functions(overload: Overload, key: Key) -> dict[str, Any]:
+    """Return the C functions of the state besides the kernel."""
+    return {"encode": encode_task(overload.inputs[0], key.lanes)}
 
 
 def prepare(state_address: int, constants_address: int) -> int:
@@ -149,6 +156,7 @@ def compute(state_address: int, context_address: int) -> int:
         return status
 
     work_address, work = context.new_record(WORK)
+    work.encode = state.encode
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.table = context.data_of(state, values[4]) if state.gives_codes else 0
     work.y_inverse, work.y_zero_point = state.y_inverse, state.y_zero_point
