@@ -27,7 +27,7 @@ from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, config_entry, register
 from ..rewriting.fusions import optimize_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
-from .blocked_tensors import DEQUANTIZE, BlockedTensors
+from .blocked_tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
 from .blocks import NCHWC, find_lanes
 from .options import ENTRIES
 from .request import SessionRequest
@@ -119,8 +119,8 @@ def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.Mod
     used = {proto.name for proto in graph.output}
     nodes = []
     for node in reversed(tensors.nodes):
-        # A Transpose may have become part of a reorder, and codes may be used only as codes.
-        may_be_unused = (node.domain, node.op_type) in (("", "Transpose"), DEQUANTIZE)
+        # A Transpose may have become part of a reorder, and of codes and numbers only one may be used.
+        may_be_unused = (node.domain, node.op_type) in (("", "Transpose"), QUANTIZE, DEQUANTIZE)
         if not may_be_unused or not used.isdisjoint(node.output):
             nodes.append(node)
             used.update(used_names(node))

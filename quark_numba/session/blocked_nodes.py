@@ -97,19 +97,22 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     is_number = x.is_number or node.input[0] in tensors.grids
     stays_if("Max" in node.op_type and not is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
+    tensors.offer_codes(node.output[0])
 
 
 def _move_blocks(
     tensors: BlockedTensors, node: onnx.NodeProto, operands: Sequence[str], rest: Sequence[str], channels: Sequence[int]
 ) -> onnx.NodeProto:
     """Return the counterpart of a node that moves whole blocks of channels of its first inputs, the operands. `rest` are its
-    other inputs, and `channels` the number of channels of each output. It moves codes, if all operands have codes alike."""
-    has_codes = node.output[0] in tensors.grids and all(name in tensors.codes for name in operands)
-    names = [tensors.codes[name] if has_codes else tensors.tensors[name].name for name in operands]
+    other inputs, and `channels` the number of channels of each output. It moves codes if one operand has codes, and all others
+    can be quantized to codes alike."""
+    codes = [tensors.codes.get(name) or tensors.offered.get(name) for name in operands]
+    has_codes = node.output[0] in tensors.grids and all(codes) and any(name in tensors.codes for name in operands)
+    names = [code if has_codes and code else tensors.tensors[name].name for name, code in zip(operands, codes, strict=True)]
     copy = tensors.replace(node, [*names, *rest], node.domain, channels, True)
     if has_codes:
-        for output, codes, count in zip(node.output, copy.output, channels, strict=True):
-            tensors.keep_codes(output, codes, count)
+        for output, moved, count in zip(node.output, copy.output, channels, strict=True):
+            tensors.keep_codes(output, moved, count)
     return copy
 
 
@@ -192,6 +195,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     copy.op_type = "Upsample"
     del copy.attribute[:]
     _set_attributes(copy, scales=scales.astype(np.int64).tolist())
+    tensors.offer_codes(node.output[0])
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -215,6 +219,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     _set_attributes(copy, lanes=tensors.lanes, **padding)
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
+    tensors.offer_codes(y)
 
 
 def _check_program(program: Program) -> None:

@@ -24,8 +24,8 @@ from .grids import grids_of
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
 _MAX_ELEMENTS = 128
 
-# The operator that turns codes into numbers.
-DEQUANTIZE = (OWN_DOMAIN, "Dequantize")
+# The operators between numbers and codes.
+QUANTIZE, DEQUANTIZE = (OWN_DOMAIN, "Quantize"), (OWN_DOMAIN, "Dequantize")
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -56,7 +56,8 @@ class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
     `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `grids` are those of tensors in ONNX's
-    layout, by name. `codes` are the tensors in blocks of the codes of some of these. `convolutions` are the nodes
+    layout, by name. `codes` are the tensors in blocks of the codes of some of these, and `offered` those that would have to be
+    quantized. `convolutions` are the nodes
     ``IntegerConv``, by the name of their output. `uses` counts the uses of each name. `constants` are the initializers that
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
@@ -70,6 +71,7 @@ class BlockedTensors:
         self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
         self.grids = grids_of(graph.node, self.number)
         self.codes: dict[str, str] = {}
+        self.offered: dict[str, str] = {}
         self.convolutions: dict[str, onnx.NodeProto] = {}
         self.uses = Counter(name for node in graph.node for name in used_names(node))
         self.uses.update(value.name for value in graph.output)
@@ -188,12 +190,24 @@ class BlockedTensors:
     def keep_codes(self, output: str, codes: str, channels: int) -> None:
         """Note the tensor of the codes of an output, in blocks. A node is appended that dequantizes them; it remains if another
         node uses its output."""
-        scale, zero_point = self.grids[output]
-        parameters = [self.add_constant(np.array(scale, np.float32)), self.add_constant(np.array(zero_point, np.uint8))]
-        numbers, (domain, operator) = self._name(), DEQUANTIZE
-        self.nodes.append(helper.make_node(operator, [codes, *parameters], [numbers], domain=domain))
+        numbers = self._convert(DEQUANTIZE, output, codes)
         self.codes[output] = codes
         self.tensors[output] = Blocked(numbers, channels, channels % self.lanes == 0, is_number=True)
+
+    def offer_codes(self, output: str) -> None:
+        """Append a node that quantizes an output to its codes, if it is on a grid. The node remains if another node uses the
+        codes."""
+        if output in self.grids:
+            self.offered[output] = self._convert(QUANTIZE, output, self.tensors[output].name)
+
+    def _convert(self, kind: tuple[str, str], of: str, x: str) -> str:
+        """Append a node that turns x, a tensor in blocks, to codes or to numbers of a grid. Return the name of its output."""
+        domain, operator = kind
+        scale, zero_point = self.grids[of]
+        parameters = [self.add_constant(np.array(scale, np.float32)), self.add_constant(np.array(zero_point, np.uint8))]
+        result = self._name()
+        self.nodes.append(helper.make_node(operator, [x, *parameters], [result], domain=domain))
+        return result
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
         """Return the name of a constant as `make` rearranges it. `make` is called once for each `use`."""

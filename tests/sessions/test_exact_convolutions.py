@@ -162,7 +162,11 @@ BETWEEN = {
     "Split and Concat": ("g, h = Split <axis = 1> (d, halves) b = Concat <axis = 1> (h, g)", 0),
     "Slice": ("g = Slice (d, half, end, axis) b = Concat <axis = 1> (g, g)", 0),
     "MaxPool": ("b = MaxPool <kernel_shape = [2, 2]> (d)", 1),
-    "Concat of another": ("g = Pair (x0, fine, zero_point) h = Concat <axis = 1> (d, g) b = Slice (h, zero, end32, axis)", 1),
+    "Concat of two scales": ("h = Concat <axis = 1> (d, a) b = Slice (h, zero, end32, axis)", 1),
+    "Concat of a region": (
+        "g = Concat <axis = 1> (x0, x0) e = Pair (g, fine, zero_point) b = Concat <axis = 1> (e, d)",
+        0,
+    ),
     "another user": ("e = Relu (c) b = Concat <axis = 1> (d, e)", None),
     "a sum": ("e = Add (d, d) b = Pair (e, scale, zero_point)", 0),
     "a sum of another": ("g = Concat <axis = 1> (a, a) e = Add (d, g) b = Pair (e, scale, zero_point)", None),
@@ -178,7 +182,7 @@ class TestCodesBetween:
     def test_same_bits(self, name, looks_up, monkeypatch):
         monkeypatch.setattr(blocked_codes, "_has_lookup", lambda: looks_up)
         steps, decoded = BETWEEN[name]
-        inner = 64 if name == "another user" else 32
+        inner = 64 if name in ("another user", "Concat of a region") else 32
         constants = {key: np.array(value) for key, value in NUMBERS.items() if f"{key}," in steps or f"{key})" in steps}
         source = network(
             f"c = Conv <pads = [1, 1, 1, 1]> (a, w) d = Pair (c, fine, zero_point) {steps} y = Conv (b, v)",
@@ -192,6 +196,7 @@ class TestCodesBetween:
         assert count(after, "IntegerConvToCodes") == gives_codes
         if gives_codes:
             assert count(after, "Dequantize") == decoded
+            assert count(after, "Quantize") == (name == "Concat of a region")
         feeds = {"x": on_grid(2, 16, 9, 11)}
         for mine, expected in zip(results(source, feeds, 2), drop_in(source, feeds), strict=True):
             assert len(np.unique(expected)) > 20
