@@ -22,11 +22,17 @@ from ..region.operators import OPERATORS
 
 (_REGION,) = OPERATORS
 
-# Magnitudes of scales and of biases that are not 0 are within these. So no product or sum is subnormal or overflows.
-_LEAST, _LARGEST = 2.0**-60, 2.0**60
+# Magnitudes of scales, and of weights and biases that are not 0, are within these. A weight is at most 2^7 times its step, so the
+# steps of products are from 2^-87 to 2^80, and the lowest bit of a bias is at least 2^-63. Sums are below 2^24 steps. So nothing
+# is subnormal or overflows.
+_LEAST, _LARGEST = 2.0**-40, 2.0**40
 
 # Integers of smaller magnitude are exact in float32, with their sums and differences.
 _EXACT = 1 << 24
+
+
+# The weights whose sums are proved at once.
+_ELEMENTS = 1 << 18
 
 
 class Grid(NamedTuple):
@@ -85,10 +91,17 @@ def _grid_after(node: onnx.NodeProto, grids: Mapping[str, Grid], constant: Const
         return given[0] if all(other == given[0] for other in given) else None
     is_nearest = node.op_type == "Resize" and attributes.get("mode", "nearest") == "nearest"
     extrapolates = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    # A window of a pool that begins behind the last element has only pads, which are no numbers of the grid.
-    is_pool = node.op_type == "MaxPool" and not attributes.get("ceil_mode")
+    is_pool = node.op_type == "MaxPool" and _has_elements_in_each_window(attributes)
     moves = node.op_type in _MOVES or is_pool or (is_nearest and not extrapolates)
     return given[0] if moves or node.op_type == "Relu" else None
+
+
+def _has_elements_in_each_window(attributes: Mapping[str, Any]) -> bool:
+    """Return whether no window of a pool has only pads, which are no numbers of a grid. There may be such windows if the window
+    skips elements or begins behind the last element (ceil_mode)."""
+    kernel, pads = attributes["kernel_shape"], attributes.get("pads", [0])
+    is_plain = attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID") and not attributes.get("ceil_mode")
+    return is_plain and set(attributes.get("dilations", [1])) == {1} and max(pads) < min(kernel)
 
 
 def _rounding_step(program: Program) -> Step:
@@ -116,27 +129,31 @@ def _grid(scale: NDArray[Any] | None, zero_point: NDArray[Any] | None) -> Grid |
     return Grid(value, int(zero_point.reshape(())) + shift) if is_power else None
 
 
-def exact_conv(grid: Grid, weights: NDArray[np.float32], bias: NDArray[np.float32] | None) -> ExactConv:
+def exact_conv(grid: Grid, weights: NDArray[np.float32], bias: NDArray[np.float32]) -> ExactConv:
     """Return the weights of a convolution of a tensor on a grid. Raise NotRewrittenError unless the convolution is exact: the
     float32 result is the same in whatever order products and bias are added."""
-    outer = len(weights)
-    rows = weights.reshape(outer, -1)
-    stays_if(not weights.size or not np.isfinite(rows).all(), "its weights are not finite, or empty")
+    stays_if(not weights.size, "its weights are empty")
+    stays_if(bias.shape != weights.shape[:1] or not np.isfinite(bias).all(), "its bias is not finite, or has another shape")
+    stays_if(_is_extreme(bias), "its bias is extreme")
+    # The integers that prove it take more memory than the weights.
+    count = max(1, _ELEMENTS // weights[0].size)
+    parts = [_exact_part(grid, weights[k : k + count], bias[k : k + count]) for k in range(0, len(weights), count)]
+    return ExactConv(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _exact_part(grid: Grid, weights: NDArray[np.float32], bias: NDArray[np.float32]) -> ExactConv:
+    """Return the weights for some channels of y, as `exact_conv` does."""
+    rows = weights.reshape(len(weights), -1)
+    stays_if(not np.isfinite(rows).all(), "its weights are not finite")
     stays_if(_is_extreme(rows), "its weights are extreme")
-    # A channel without weights takes any scale; with this one its products are no finer than its bias.
     exponents = _lowest_bits(rows).min(axis=1, initial=np.iinfo(np.int64).max, where=rows != 0)
-    exponents[~(rows != 0).any(axis=1)] = 0
+    exponents[~rows.any(axis=1)] = 0  # a channel without weights takes any scale
     codes = np.ldexp(rows.astype(np.float64), -exponents[:, None])
     stays_if((codes < -128).any() or (codes > 127).any(), "its weights are not integers of 8 bits times a power of two")
-    sums = np.abs(codes).sum(axis=1) * grid.largest
     finest = exponents + math.frexp(grid.scale)[1] - 1
     scales = np.ldexp(1.0, finest)
-    totals = sums * scales
-    if bias is not None:
-        stays_if(bias.shape != (outer,) or not np.isfinite(bias).all(), "its bias is not finite, or has another shape")
-        stays_if(_is_extreme(bias), "its bias is extreme")
-        finest = np.where(bias != 0, np.minimum(finest, _lowest_bits(bias)), finest)
-        totals = totals + np.abs(bias.astype(np.float64))
+    totals = np.abs(codes).sum(axis=1) * grid.largest * scales + np.abs(bias.astype(np.float64))
+    finest = np.where(bias != 0, np.minimum(finest, _lowest_bits(bias)), finest)
     # A total is an integer times 2^finest. In float64 it is exact below 2^53 times that, so the comparison is right.
     stays_if((totals >= np.ldexp(float(_EXACT), finest)).any(), "its sums may need more than 24 bits")
     return ExactConv(codes.astype(np.int8).reshape(weights.shape), scales.astype(np.float32))

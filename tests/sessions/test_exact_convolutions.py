@@ -359,6 +359,16 @@ LEFT = {
     "another scale": (STEPS["a convolution"], {"scale": 0.3}, "not known to be 8-bit codes times a power of two"),
     "16 bits": (STEPS["a convolution"], {"zero_point": np.uint16(7)}, "not known to be 8-bit codes"),
     "a sum": ("b = Add (a, a) y = Conv (b, w, bias)", {}, "not known to be 8-bit codes"),
+    "a pool with windows of pads": (
+        "b = MaxPool <kernel_shape = [3, 3], dilations = [2, 2], pads = [2, 2, 2, 2]> (a) y = Conv (b, w, bias)",
+        {},
+        "not known to be 8-bit codes",
+    ),
+    "a pool beyond the end": (
+        "b = MaxPool <kernel_shape = [2, 2], strides = [3, 3], ceil_mode = 1> (a) y = Conv (b, w, bias)",
+        {},
+        "not known to be 8-bit codes",
+    ),
     "two scales": (
         "c = Pair (x0, fine, zero_point) b = Concat <axis = 2> (a, c) y = Conv (b, w, bias)",
         {},
@@ -478,13 +488,24 @@ def test_the_zero_point_decides_the_largest_code():
 def test_weights_that_are_not_codes(weights, reason):
     w = np.array([weights], np.float32).reshape(1, -1, 1, 1)
     with pytest.raises(NotRewrittenError, match=reason):
-        exact_conv(Grid(0.5, 3), w, None)
+        exact_conv(Grid(0.5, 3), w, np.zeros(1, np.float32))
 
 
 @pytest.mark.parametrize("bias", [np.nan, np.inf, 2.0**70, 2.0**-70])
 def test_an_extreme_bias(bias):
     with pytest.raises(NotRewrittenError, match="its bias is"):
         exact_conv(Grid(0.5, 3), np.ones((1, 4, 1, 1), np.float32), np.array([bias], np.float32))
+
+
+def test_many_weights():
+    """They are looked at in parts."""
+    w = weights_of(500, 64, 3, 3) / 32
+    exact = exact_conv(Grid(0.5, 3), w, np.zeros(500, np.float32))
+    np.testing.assert_array_equal(exact.codes, w * 32)
+    assert exact.scales.tolist() == [1 / 64] * 500
+    w[499, 0, 0, 0] = 5 + 2.0**-9
+    with pytest.raises(NotRewrittenError, match="not integers of 8 bits"):
+        exact_conv(Grid(0.5, 3), w, np.zeros(500, np.float32))
 
 
 def test_weights_of_zeros():
@@ -494,5 +515,5 @@ def test_weights_of_zeros():
 
 
 def test_the_lowest_code_of_weights():
-    exact = exact_conv(Grid(1.0, 3), np.array([-128.0, 1.0], np.float32).reshape(1, 2, 1, 1), None)
+    exact = exact_conv(Grid(1.0, 3), np.array([-128.0, 1.0], np.float32).reshape(1, 2, 1, 1), np.zeros(1, np.float32))
     assert exact.codes.ravel().tolist() == [-128, 1]
