@@ -44,7 +44,7 @@ _INPUTS = (
     Parameter("bias", "T3", "Of shape (M,)."),
 )
 _ATTRIBUTES = (
-    Attribute("lanes", None, "The channels of a block.", values=LANES),
+    Attribute("lanes", 16, "The channels of a block.", values=LANES),
     Attribute("kernel_shape", None, "As in ONNX's Conv.", "INTS"),
     Attribute("x_scale", 1.0, "The scale of the codes, a power of two.", "FLOAT"),
     Attribute("x_zero_point", 0, "The zero point of the codes."),

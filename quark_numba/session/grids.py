@@ -22,9 +22,9 @@ from ..region.operators import OPERATORS
 
 (_REGION,) = OPERATORS
 
-# Magnitudes of scales, and of weights and biases that are not 0, are within these. A weight is at most 2^7 times its step, so the
-# steps of products are from 2^-87 to 2^80, and the lowest bit of a bias is at least 2^-63. Sums are below 2^24 steps. So nothing
-# is subnormal or overflows.
+# Magnitudes of scales, and of weights and biases that are not 0, are within these. A weight is at most 2^7 times its step. So
+# the steps of products are from 2^-87 to 2^80, the lowest bit of a bias is at least 2^-63, and sums are below 2^24 steps:
+# nothing is subnormal or overflows.
 _LEAST, _LARGEST = 2.0**-40, 2.0**40
 
 # Integers of smaller magnitude are exact in float32, with their sums and differences.
