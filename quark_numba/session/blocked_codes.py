@@ -35,9 +35,9 @@ def convolve_codes(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x, *parameters = node.input
     grid = require(tensors.grids.get(x), "its input is not known to be 8-bit codes times a power of two")
     attributes = attributes_of(node)
-    activation = attributes.get("activation", b"")
-    stays_if(activation not in ("", b"", "Relu", b"Relu"), "it has an activation other than Relu")
-    stays_if(attributes.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET", "VALID", b"VALID"), "it has auto_pad")
+    activation = attributes.get("activation", "")
+    stays_if(activation not in ("", "Relu"), "it has an activation other than Relu")
+    stays_if(attributes.get("auto_pad", "NOTSET") != "NOTSET", "it has auto_pad")
     are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
     stays_if(not are_constants, "its weights are not constants")
     tensor = tensors.constants[parameters[0]]
