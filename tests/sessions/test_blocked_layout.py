@@ -2,7 +2,6 @@
 
 import collections
 import json
-import tempfile
 from pathlib import Path
 
 import ml_dtypes
@@ -10,16 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from blocked_models import count, has_blocks, laid_out, laid_out_for, options
 from marks import default_of
-from onnx_models import session, session_options
+from onnx_models import session
 from paths import MODELS
 from rewritten_models import VARIANTS
 from text_graphs import text_model
 
 import quark_numba
 from quark_numba import optimize
-from quark_numba.session import blocked_layout
-from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
@@ -33,38 +31,9 @@ FORMATS = {
 }
 
 
-def options():
-    result = session_options(threads=2)
-    quark_numba.register(result)
-    return result
-
-
-def laid_out_for(source, given=None, *providers, **ort_arguments):
-    request = SessionRequest(None, given or options(), *providers, ort_arguments=ort_arguments)
-    return blocked_layout.lay_out(source, request)
-
-
-def laid_out(source, **how):
-    """Return the optimized model in the blocked layout, or None if no region keeps the layout."""
-    return laid_out_for(optimize(source, **how)).model
-
-
 def left(source):
     """Return the number of regions that are not in the layout, by the reason."""
     return dict(laid_out_for(optimize(source)).left_out)
-
-
-def has_blocks():
-    source = text_model("(float[1, 16, 4, 4] x) => (float[] y) { y = Conv (x, w) }", w=np.ones((16, 16, 1, 1), np.float32))
-    given = session_options()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        given.optimized_model_filepath = str(Path(folder) / "m.onnx")
-        onnxruntime.InferenceSession(source.SerializeToString(), given, ["CPUExecutionProvider"])
-        return count(onnx.load(given.optimized_model_filepath), "ReorderInput") > 0
-
-
-def count(source, operator):
-    return sum(node.op_type == operator for node in source.graph.node)
 
 
 pytestmark = [pytestmark, pytest.mark.skipif(not has_blocks(), reason="ONNX Runtime has no such layout on this processor")]

@@ -6,10 +6,10 @@ import logging
 import numpy as np
 import onnxruntime
 import pytest
+from blocked_models import count, has_blocks, laid_out
 from conv_oracle import convolve
 from marks import batches
 from onnx_models import session_options
-from test_blocked_layout import count, has_blocks, laid_out
 from text_graphs import text_model
 
 import quark_numba
