@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from .block import operators as block
+from .convolution import operators as convolution
 from .declaration import Operator
 from .dialects import mct, nvidia, openvino, qonnx, quark
 from .fake_quantization import operators as fake_quantization
@@ -90,7 +91,7 @@ class Catalog:
 
 # The families with operators of ONNX, of Quark, or of this package, which `optimize` writes. Dialects declare all other
 # operators.
-_FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region)
+_FAMILIES = (linear, block, normalization, recurrent, fake_quantization, region, convolution)
 _DIALECTS = (qonnx, mct, nvidia, openvino)
 _FAMILY_OPERATORS = [operator for family in _FAMILIES for operator in family.OPERATORS]
 _DIALECT_OPERATORS = [operator for dialect in _DIALECTS for operator in dialect.OPERATORS]

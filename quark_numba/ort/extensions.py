@@ -41,9 +41,10 @@ def carries(element_type: ElementType) -> bool:
 
 
 def has(operator: Operator) -> bool:
-    """Return whether the operator is declared. ONNX's own operators are not, as ONNX Runtime has them; nor are variadic
-    ones."""
-    return bool(operator.domain) and operator.most_inputs is not None
+    """Return whether the operator is declared. ONNX's own operators are not, as ONNX Runtime has them; nor are variadic ones,
+    and those that require an attribute that is a list."""
+    needs_list = any(each.default is None and each.kind not in _KINDS for each in operator.attributes)
+    return bool(operator.domain) and operator.most_inputs is not None and not needs_list
 
 
 MISSING = (

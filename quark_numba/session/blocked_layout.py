@@ -27,7 +27,7 @@ from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, config_entry, register
 from ..rewriting.fusions import optimize_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
-from .blocked_tensors import BlockedTensors
+from .blocked_tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
 from .blocks import NCHWC, find_lanes
 from .options import ENTRIES
 from .request import SessionRequest
@@ -118,8 +118,10 @@ def _write(optimized: onnx.ModelProto, tensors: BlockedTensors, source: onnx.Mod
     graph = optimized.graph
     used = {proto.name for proto in graph.output}
     nodes = []
-    for node in reversed(tensors.nodes):  # without the Transposes that have become part of a reorder
-        if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
+    for node in reversed(tensors.nodes):
+        # A Transpose may have become part of a reorder, and of codes and numbers only one may be used.
+        may_be_unused = (node.domain, node.op_type) in (("", "Transpose"), QUANTIZE, DEQUANTIZE)
+        if not may_be_unused or not used.isdisjoint(node.output):
             nodes.append(node)
             used.update(used_names(node))
     nodes = onnx.GraphProto(node=reversed(nodes)).node  # copies, as the next line deletes the originals

@@ -6,6 +6,7 @@ use."""
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +14,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..declaration.reasons import stays_if
+from ..declaration.reasons import NotRewrittenError, stays_if
 from ..element_types import FLOAT32
 from ..models.protos import attributes_of
 from ..region.calls import CHANNEL_AXIS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
+from .blocked_codes import convolve_codes, look_up
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
+
+_log = logging.getLogger(__name__)
 
 # Elementwise operators that work on blocked tensors of one shape without a change, and return 0 for 0.
 _ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
@@ -30,8 +34,15 @@ _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
 # Elementwise operators that work on blocked tensors too, but do not return 0 for 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
+# The axis of channels, as attributes say it.
+_CHANNELS = (1, -3)
+
 # Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+
+
+# The most rows or columns of an image that is enlarged around the centers of pixels.
+_MOST_PIXELS = 1 << 11
 
 
 def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
@@ -42,7 +53,12 @@ def _set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
+    """Replace a convolution by one of codes, or else as ONNX Runtime's NchwcTransformer does, under the same conditions."""
+    try:
+        convolve_codes(tensors, node)
+        return
+    except NotRewrittenError as error:
+        _log.debug("Conv %r is not computed on codes: %s", node.name, error)
     x, *parameters = node.input
     are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
     stays_if(not are_constants, "its weights are not constants")
@@ -78,18 +94,59 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = attributes_of(node)
     has_auto_pad = attributes.get("auto_pad", "NOTSET") != "NOTSET"
     stays_if(attributes.get("ceil_mode") or has_auto_pad, "it has ceil_mode or auto_pad")
-    stays_if("Max" in node.op_type and not x.is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
+    is_number = x.is_number or node.input[0] in tensors.grids
+    stays_if("Max" in node.op_type and not is_number, "its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
+    tensors.offer_codes(node.output[0])
+
+
+def _move_blocks(
+    tensors: BlockedTensors, node: onnx.NodeProto, operands: Sequence[str], rest: Sequence[str], channels: Sequence[int]
+) -> onnx.NodeProto:
+    """Return the counterpart of a node that moves whole blocks of channels of its first inputs, the operands. `rest` are its
+    other inputs, and `channels` the number of channels of each output. It moves codes if one operand has codes, and all others
+    can be quantized to codes alike."""
+    codes = [tensors.codes.get(name) or tensors.offered.get(name) for name in operands]
+    has_codes = node.output[0] in tensors.grids and all(codes) and any(name in tensors.codes for name in operands)
+    names = [code if has_codes and code else tensors.tensors[name].name for name, code in zip(operands, codes, strict=True)]
+    copy = tensors.replace(node, [*names, *rest], node.domain, channels, True)
+    if has_codes:
+        for output, moved, count in zip(node.output, copy.output, channels, strict=True):
+            tensors.keep_codes(output, moved, count)
+    return copy
 
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = [tensors.already_in_blocks(name) for name in node.input]
     are_whole = all(operand.channels % tensors.lanes == 0 for operand in operands)
-    joins_channels = attributes_of(node)["axis"] in (1, -3)
+    joins_channels = attributes_of(node)["axis"] in _CHANNELS
     stays_if(not (are_whole and joins_channels), "it does not join whole blocks of channels")
-    channels = sum(operand.channels for operand in operands)
-    copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
+    copy = _move_blocks(tensors, node, node.input, [], [sum(operand.channels for operand in operands)])
     _set_attributes(copy, axis=1)
+
+
+def _split(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    x, *rest = node.input
+    tensors.already_in_blocks(x)
+    attributes = attributes_of(node)
+    stays_if(attributes.get("axis", 0) not in _CHANNELS, "it does not split channels")
+    constant = tensors.constants.get(rest[0]) if rest else None
+    lengths: list[int] = (attributes.get("split") or []) if constant is None else numpy_helper.to_array(constant).tolist()
+    stays_if(not lengths or any(length % tensors.lanes for length in lengths), "it does not split between blocks of channels")
+    _set_attributes(_move_blocks(tensors, node, [x], rest, lengths), axis=1)
+
+
+def _slice(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    x, *rest = node.input
+    channels = tensors.already_in_blocks(x).channels
+    parameters = [numpy_helper.to_array(tensors.constants[name]) for name in rest if name in tensors.constants]
+    stays_if(len(parameters) not in (3, 4) or len(parameters) != len(rest), "it does not take a known part")
+    (start, *others), (end, *_), (axis, *_), *steps = (parameter.tolist() for parameter in parameters)
+    stays_if(others or axis not in _CHANNELS or steps not in ([], [[1]]), "it does not take consecutive channels")
+    first, last, _ = slice(start, end).indices(channels)
+    stays_if(first % tensors.lanes or last % tensors.lanes or first >= last, "it does not take whole blocks of channels")
+    names = [tensors.add_constant(np.array([number])) for number in (first, last, 1)]
+    _move_blocks(tensors, node, [x], names, [last - first])
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -119,23 +176,38 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = attributes_of(node)
-    modes = attributes.get("mode", "nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
-    repeats = modes == ("nearest", "asymmetric", "floor") and "axes" not in attributes and len(node.input) == 3
+    given = ("mode", "nearest"), ("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor")
+    mode, coordinates, rounding = (attributes.get(*each) for each in given)
+    is_asymmetric = (coordinates, rounding) == ("asymmetric", "floor")
+    is_centered = coordinates == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    repeats = mode == "nearest" and (is_asymmetric or is_centered) and "axes" not in attributes and len(node.input) == 3
     stays_if(not repeats, "it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     are_whole = scales.shape == (4,) and (scales[:2] == 1).all() and (scales >= 1).all() and (scales % 1 == 0).all()
     stays_if(not are_whole, "it does not repeat elements a known, whole number of times")
+    if is_centered:
+        # Pixel i of y takes the pixel of x nearest to (i + 1/2) / scale - 1/2. That is less than 1/2 from i // scale, by at
+        # least 1 / (2 * scale) > 2^-6. The rounding errors of float32 are smaller if all numbers are below 2^16.
+        lengths = [*(tensors.shapes.get(node.input[0]) or [])[2:]]
+        is_small = len(lengths) == 2 and all(length and length <= _MOST_PIXELS for length in lengths) and scales.max() < 32
+        stays_if(not is_small, "its images are not known to be small")
     copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
     copy.op_type = "Upsample"
     del copy.attribute[:]
     _set_attributes(copy, scales=scales.astype(np.int64).tolist())
+    tensors.offer_codes(node.output[0])
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = attributes_of(node)
     program = parse(attributes["program"])
-    _check_program(program)
     stays_if(attributes.get("lanes"), "it is in the blocked layout already")
+    try:
+        look_up(tensors, node, program)
+        return
+    except NotRewrittenError as error:
+        _log.debug("Region %r is not part of a convolution of codes: %s", node.name, error)
+    _check_program(program)
     # The other inputs are scales, zero points and scalars, which have no layout.
     has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
     operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]
@@ -147,6 +219,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     _set_attributes(copy, lanes=tensors.lanes, **padding)
     y = node.output[0]
     tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
+    tensors.offer_codes(y)
 
 
 def _check_program(program: Program) -> None:
@@ -198,6 +271,8 @@ HANDLERS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]
     ("com.microsoft", "FusedConv"): _conv,
     ("", "Concat"): _concat,
     ("", "Resize"): _resize,
+    ("", "Slice"): _slice,
+    ("", "Split"): _split,
     ("", "Transpose"): _transpose,
     **{("", name): _pool for name in _POOLS},
     **dict.fromkeys((*_ELEMENTWISE, *_ELEMENTWISE_NOT_OF_ZERO), _elementwise),

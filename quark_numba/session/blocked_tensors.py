@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +14,18 @@ from onnx import helper, shape_inference
 from ..declaration.reasons import NotRewrittenError, require, stays_if
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import errors_ignored
+from ..linear.versions import OWN_DOMAIN
 from ..models import model_files
 from ..models.protos import attributes_of, nodes, used_names
 from ..rewriting.stand_ins import StandIns
 from .blocks import NCHWC
+from .grids import grids_of
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.
 _MAX_ELEMENTS = 128
+
+# The operators between numbers and codes.
+QUANTIZE, DEQUANTIZE = (OWN_DOMAIN, "Quantize"), (OWN_DOMAIN, "Dequantize")
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
@@ -49,7 +55,10 @@ class Blocked(NamedTuple):
 class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
-    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that
+    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `grids` are those of tensors in ONNX's
+    layout, by name. `codes` are the tensors in blocks of the codes of some of these, and `offered` those that would have to be
+    quantized. `convolutions` are the nodes
+    ``IntegerConv``, by the name of their output. `uses` counts the uses of each name. `constants` are the initializers that
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
@@ -60,6 +69,12 @@ class BlockedTensors:
         self.shapes |= {value.name: shape for value in (*graph.value_info, *graph.input) if (shape := _dimensions(value))}
         inputs = {value.name for value in graph.input}
         self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
+        self.grids = grids_of(graph.node, self.number)
+        self.codes: dict[str, str] = {}
+        self.offered: dict[str, str] = {}
+        self.convolutions: dict[str, onnx.NodeProto] = {}
+        self.uses = Counter(name for node in graph.node for name in used_names(node))
+        self.uses.update(value.name for value in graph.output)
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
@@ -132,6 +147,23 @@ class BlockedTensors:
         stays_if(len(shape) != 4, "an input does not have four dimensions")
         return require(shape[1], "the number of channels is not known")
 
+    def array(self, name: str) -> NDArray[Any]:
+        """Return the value of a constant."""
+        return from_tensor_proto(self.constants[name], self._folder or "")
+
+    def number(self, name: str) -> NDArray[Any] | None:
+        """Return the value of a constant of one element, or None for any other tensor."""
+        return self.array(name) if name in self.constants and np.prod(self.constants[name].dims) == 1 else None
+
+    def add_constant(self, array: NDArray[Any]) -> str:
+        """Return the name of a new constant."""
+        name = self._name()
+        tensor = to_tensor_proto(np.ascontiguousarray(array), name)
+        if self._folder is not None:
+            tensor = model_files.appended(tensor, self._folder, "blocked.onnx.data")
+        self.new_constants.append(tensor)
+        return name
+
     def _name(self) -> str:
         self._count += 1
         return f"{self._new}{self._count}"
@@ -140,26 +172,48 @@ class BlockedTensors:
         node = helper.make_node(operator, inputs, [output], f"{operator} of {output}", domain=NCHWC, **attributes)
         self.nodes.append(node)
 
-    def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Return a new node that computes the same on blocks. It is appended to the nodes."""
+    def replace(
+        self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int | Sequence[int], has_zeros: bool
+    ) -> onnx.NodeProto:
+        """Return a new node that computes the same on blocks. It is appended to the nodes. `channels` is the number of channels
+        of the output, or of each output."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        name = self._name()
-        copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
+        counts = [channels] if isinstance(channels, int) else channels
+        names = [self._name() for _ in counts]
+        copy.input[:], copy.output[:], copy.domain = inputs, names, domain
         self.nodes.append(copy)
-        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.lanes == 0)
+        for output, name, count in zip(node.output, names, counts, strict=True):
+            self.tensors[output] = Blocked(name, count, has_zeros or count % self.lanes == 0)
         return copy
+
+    def keep_codes(self, output: str, codes: str, channels: int) -> None:
+        """Note the tensor of the codes of an output, in blocks. A node is appended that dequantizes them; it remains if another
+        node uses its output."""
+        numbers = self._convert(DEQUANTIZE, output, codes)
+        self.codes[output] = codes
+        self.tensors[output] = Blocked(numbers, channels, channels % self.lanes == 0, is_number=True)
+
+    def offer_codes(self, output: str) -> None:
+        """Append a node that quantizes an output to its codes, if it is on a grid. The node remains if another node uses the
+        codes."""
+        if output in self.grids:
+            self.offered[output] = self._convert(QUANTIZE, output, self.tensors[output].name)
+
+    def _convert(self, kind: tuple[str, str], of: str, x: str) -> str:
+        """Append a node that turns x, a tensor in blocks, to codes or to numbers of a grid. Return the name of its output."""
+        domain, operator = kind
+        scale, zero_point = self.grids[of]
+        parameters = [self.add_constant(np.array(scale, np.float32)), self.add_constant(np.array(zero_point, np.uint8))]
+        result = self._name()
+        self.nodes.append(helper.make_node(operator, [x, *parameters], [result], domain=domain))
+        return result
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
         """Return the name of a constant as `make` rearranges it. `make` is called once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
-            array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))
-            self._constants_in_blocks[key] = self._name()
-            tensor = to_tensor_proto(array, self._constants_in_blocks[key])
-            if self._folder is not None:
-                tensor = model_files.appended(tensor, self._folder, "blocked.onnx.data")
-            self.new_constants.append(tensor)
+            self._constants_in_blocks[key] = self.add_constant(make(self.array(name)))
         return self._constants_in_blocks[key]
 
 

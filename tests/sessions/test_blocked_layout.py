@@ -2,7 +2,6 @@
 
 import collections
 import json
-import tempfile
 from pathlib import Path
 
 import ml_dtypes
@@ -10,16 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from blocked_models import count, has_blocks, laid_out, laid_out_for, options
 from marks import default_of
-from onnx_models import session, session_options
+from onnx_models import session
 from paths import MODELS
 from rewritten_models import VARIANTS
 from text_graphs import text_model
 
 import quark_numba
 from quark_numba import optimize
-from quark_numba.session import blocked_layout
-from quark_numba.session.request import SessionRequest
 
 pytestmark = pytest.mark.compiled
 
@@ -33,38 +31,9 @@ FORMATS = {
 }
 
 
-def options():
-    result = session_options(threads=2)
-    quark_numba.register(result)
-    return result
-
-
-def laid_out_for(source, given=None, *providers, **ort_arguments):
-    request = SessionRequest(None, given or options(), *providers, ort_arguments=ort_arguments)
-    return blocked_layout.lay_out(source, request)
-
-
-def laid_out(source, **how):
-    """Return the optimized model in the blocked layout, or None if no region keeps the layout."""
-    return laid_out_for(optimize(source, **how)).model
-
-
 def left(source):
     """Return the number of regions that are not in the layout, by the reason."""
     return dict(laid_out_for(optimize(source)).left_out)
-
-
-def has_blocks():
-    source = text_model("(float[1, 16, 4, 4] x) => (float[] y) { y = Conv (x, w) }", w=np.ones((16, 16, 1, 1), np.float32))
-    given = session_options()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        given.optimized_model_filepath = str(Path(folder) / "m.onnx")
-        onnxruntime.InferenceSession(source.SerializeToString(), given, ["CPUExecutionProvider"])
-        return count(onnx.load(given.optimized_model_filepath), "ReorderInput") > 0
-
-
-def count(source, operator):
-    return sum(node.op_type == operator for node in source.graph.node)
 
 
 pytestmark = [pytestmark, pytest.mark.skipif(not has_blocks(), reason="ONNX Runtime has no such layout on this processor")]
@@ -239,6 +208,80 @@ def test_a_reason_names_the_node_upstream_that_was_left_out(operator, weights, c
     inputs = ", float[8, 3, 3, 3] changeable" if weights == "changeable" else ""
     source = network(8, steps, inputs=inputs, two=2)
     assert left(source) == {f"no input is in blocks ({cause})": 1}
+
+
+# Nodes that take whole blocks of 32 channels of b, on which they stay in blocks, and others.
+PARTS = {
+    "d, e = Split <axis = 1> (b, sixteens)  c = Add (e, d)": True,
+    "d, e = Split <axis = -3> (b, sixteens)  c = Add (e, d)": True,
+    "d, e = Split <axis = 1> (b, others)  f = Concat <axis = 1> (e, d)  c = Slice (f, zero, sixteen, axis)": False,
+    "d, e = Split <axis = 2> (b, fives)  f = Concat <axis = 3> (e, d)  c = Slice (f, zero, sixteen, axis)": False,
+    "c = Slice (b, sixteen, end, axis)": True,
+    "c = Slice (b, minus, end, last_axis, unit)": True,
+    "c = Slice (b, zero, sixteen, axis)": True,
+    "d = Slice (b, eight, end, axis)  c = Slice (d, eight, end, axis)": False,
+    "d = Slice (b, zero, end, axis, two)  c = Mul (d, d)": False,
+    "d = Slice (b, one, eight, two)  c = Slice (d, zero, sixteen, axis)": False,
+}
+
+
+@pytest.mark.parametrize("steps", PARTS)
+def test_parts_of_the_channels(steps):
+    numbers = {"zero": 0, "one": 1, "two": 2, "eight": 8, "sixteen": 16, "minus": -16, "end": 2**63 - 1, "axis": 1}
+    numbers |= {"last_axis": -3, "unit": 1}
+    constants = {name: np.array([value]) for name, value in numbers.items() if name in steps}
+    constants |= {"sixteens": np.array([16, 16]), "others": np.array([12, 20]), "fives": np.array([5, 5])}
+    source = text_model(
+        f"""(float[2, 16, 10, 12] x) => (float[] y) {{
+            a = Conv (x, w)  b = Pair (a, scale, zero_point)  {steps}  s = Pair (c, scale, zero_point)  y = Conv (s, v)
+        }}""",
+        opset=17,
+        scale=np.float32(0.03),
+        zero_point=np.int16(3),
+        w=np.random.default_rng(1).normal(0, 0.4, (32, 16, 1, 3)).astype(np.float32),
+        v=np.random.default_rng(2).normal(0, 0.4, (7, 16, 1, 1)).astype(np.float32),
+        **{name: value for name, value in constants.items() if name in steps},
+    )
+    after = laid_out(source)
+    assert (count(after, "ReorderOutput") == 1) == PARTS[steps]
+    x = np.random.default_rng(3).normal(0, 2, (2, 16, 10, 12)).astype(np.float32)
+    (plain,), (blocked,) = (outputs(source, {"x": x}, blocked_layout=each) for each in (False, True))
+    np.testing.assert_array_equal(blocked, plain)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "",
+        'coordinate_transformation_mode = "half_pixel", nearest_mode = "round_prefer_ceil"',
+        'coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"',
+        'coordinate_transformation_mode = "half_pixel", nearest_mode = "floor"',
+        'coordinate_transformation_mode = "asymmetric"',
+        'coordinate_transformation_mode = "align_corners"',
+    ],
+)
+@pytest.mark.parametrize("factors", [(2, 2), (1, 3), (5, 4), (7, 31), (32, 1), (1.5, 2)])
+@pytest.mark.parametrize("height", ["9", "h"])
+def test_enlarged_images(how, factors, height):
+    """The pixels nearest to the centers of pixels are those that a whole factor repeats."""
+    source = text_model(
+        f"""(float[1, 16, {height}, 300] x) => (float[] y) {{
+            a = Conv (x, w)  b = Pair (a, scale, zero_point)
+            c = Resize <mode = "nearest"{", " * bool(how)}{how}> (b, "", factors)  y = Pair (c, scale, zero_point)
+        }}""",
+        opset=17,
+        scale=np.float32(0.03),
+        zero_point=np.int16(3),
+        factors=np.array([1, 1, *factors], np.float32),
+        w=np.random.default_rng(1).normal(0, 0.4, (16, 16, 1, 1)).astype(np.float32),
+    )
+    after = laid_out(source)
+    is_whole = all(factor % 1 == 0 for factor in factors)
+    is_centered = (not how or "half_pixel" in how) and "floor" not in how and height == "9" and max(factors) < 32
+    assert count(after, "Upsample") == (is_whole and (is_centered or (how.endswith('"floor"') and "asymmetric" in how)))
+    x = np.random.default_rng(3).normal(0, 2, (1, 16, 9, 300)).astype(np.float32)
+    (plain,), (blocked,) = (outputs(source, {"x": x}, blocked_layout=each) for each in (False, True))
+    np.testing.assert_array_equal(blocked, plain)
 
 
 def test_what_else_takes_and_gives_values():

@@ -78,6 +78,17 @@ def _addresses(functions: Any) -> Any:
     return keep_alive(functions).address if functions else 0
 
 
+@jit.function
+def copy_state(state_address: int, words: int, size: int) -> int:
+    """Return the address of a copy of a state of so many words, with `size` bytes after it, or 0 if memory runs out."""
+    address = allocate(8 * words + size)
+    if address:
+        source, target = array_at(state_address, words, np.int64), array_at(address, words, np.int64)
+        for i in range(words):
+            target[i] = source[i]
+    return address
+
+
 @jit.inline
 def count_inputs(state: Any, context: int) -> int:
     """Return the number of the node's inputs. An omitted input counts if a given input follows it."""

@@ -76,12 +76,9 @@ def prepare(state_address: int, constants_address: int) -> int:
     if constants[3] % rows or constants[5] != rows * hidden or constants[7] != 2 * rows:
         return state_address
     inputs = constants[3] // rows
-    address = allocate(8 * (STATE_WORDS + count_weight_words(inputs, hidden)))
+    address = context.copy_state(state_address, STATE_WORDS, 8 * count_weight_words(inputs, hidden))
     if address == 0:
         return 0
-    source, target = array_at(state_address, STATE_WORDS, np.int64), array_at(address, STATE_WORDS, np.int64)
-    for i in range(STATE_WORDS):
-        target[i] = source[i]
     own = record_at(address, STATE)
     own.weights = address + 8 * STATE_WORDS
     work_address, work = context.new_record(WORK)

@@ -1,0 +1,1 @@
+"""Family: convolutions of 8-bit codes."""
