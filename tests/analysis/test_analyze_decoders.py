@@ -66,6 +66,7 @@ def test_tensors_by_hand(window):
     assert [rows[name].inherited_sqnr_db for name in ("k", "v")] == [math.inf, math.inf]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("reference", [None, decoder()], ids=["the twin", "a reference"])
 def test_divergences_by_hand(reference):
     """A place is a number of tokens since the caches were empty. The second part of a text is shorter here."""

@@ -117,6 +117,7 @@ def case_of(window, shape, lanes):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(("window", "shape"), cases())
+@pytest.mark.covering
 def test_sums_are_those_of_integers(window, shape, lanes, threads):
     case = case_of(window, shape, lanes)
     for x in (case.blocked_codes, case.blocked_numbers):
@@ -210,6 +211,7 @@ TABLE = np.random.default_rng(4).integers(0, 256, 256).astype(np.uint8)
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(("window", "shape"), cases())
+@pytest.mark.covering
 def test_codes_of_y_are_looked_up(window, shape, lanes):
     """Also the added channels have the code of 0, in the table."""
     case = case_of(window, shape, lanes)

@@ -52,6 +52,7 @@ def test_constants_are_computed():
 ROUND_TRIPS = [each for each in ZERO_POINTS if each.bits in (8, 16)]
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("codes", ROUND_TRIPS, ids=lambda each: each.name)
 def test_the_function_of_a_region_gives_the_bits_of_the_call_on_arrays(codes, saturate):

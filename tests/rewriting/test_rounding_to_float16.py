@@ -65,7 +65,7 @@ def is_run(result):
 
 @pytest.mark.parametrize("operator", OF_FLOAT16, ids=lambda each: f"{each.domain}-{each.name}-{each.since_version}")
 @pytest.mark.parametrize("operators", ONNX_ONLY)
-@pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_nodes_of_float16(operator, operators):
     """What is rounded to float16 in front of a form, and behind it, stays so."""
     for case in cases(operator, is_float16=True):
@@ -81,7 +81,7 @@ def test_nodes_of_float16(operator, operators):
 
 @pytest.mark.parametrize("operator", OF_FLOAT16, ids=lambda each: f"{each.domain}-{each.name}-{each.since_version}")
 @pytest.mark.parametrize("operators", ["custom", "cuda"])
-@pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_custom_nodes_of_float16(operator, operators):
     """What is rounded to float16 in front of a node of the package, and behind it, stays so in an optimized model."""
     for case in cases(operator, is_float16=True):

@@ -131,7 +131,7 @@ def assert_right(case, source, x=None, operators="standard", level="DISABLE_ALL"
 @every_operator
 @pytest.mark.parametrize("known", ["rank", "nothing"])
 @pytest.mark.parametrize("operators", ONNX_ONLY)
-@pytest.mark.covering
+@pytest.mark.by_default(10)
 def test_main_graph(operator, known, operators):
     """Parameters are constants. Lengths may be unknown, and ranks too."""
     tried = [assert_right(case, model_of(case, known), operators=operators) for case in cases(operator)]

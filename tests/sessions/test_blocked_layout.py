@@ -262,6 +262,7 @@ def test_parts_of_the_channels(steps):
 )
 @pytest.mark.parametrize("factors", [(2, 2), (1, 3), (5, 4), (7, 31), (32, 1), (1.5, 2)])
 @pytest.mark.parametrize("height", ["9", "h"])
+@pytest.mark.covering
 def test_enlarged_images(how, factors, height):
     """The pixels nearest to the centers of pixels are those that a whole factor repeats."""
     source = text_model(

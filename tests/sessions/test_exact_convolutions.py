@@ -109,6 +109,7 @@ CONSTANTS = {"sizes": np.array([16, 16]), "factors": np.array([1, 1, 2, 2], np.f
 class TestSessions:
     pytestmark = blocked
 
+    @pytest.mark.covering
     @pytest.mark.parametrize("zero_point", [np.uint8(120), np.int8(-3), np.int8(90), np.uint8(20)])
     def test_same_bits(self, name, zero_point):
         constants = {key: value for key, value in CONSTANTS.items() if key in STEPS[name]}
