@@ -121,6 +121,7 @@ def test_sessions_of_extensions(operator):
             np.testing.assert_allclose(y, expected, rtol=0, atol=8 * attributes["y_scale"])
 
 
+@pytest.mark.by_default(1)
 @operators
 def test_reference_evaluator(operator):
     for seed in range(12):

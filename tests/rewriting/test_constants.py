@@ -170,6 +170,7 @@ def test_codes_that_take_more_room_than_floats():
         assert operators(rewrite_model(before, keep_quantized_weights=True).model) == expected
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("more", "expected"),
     [

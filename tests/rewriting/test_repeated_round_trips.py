@@ -132,6 +132,7 @@ def blocks(between, first, second=None, operator="BFPQuantizeDequantize", x="flo
     return result
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.compiled
 @pytest.mark.parametrize("between", [RELU, ["v = Identity (y)"]], ids=["relu", "identity"])
 @pytest.mark.parametrize("attributes", [BFP16, MX9, MX9 | {"rounding_mode": 2}], ids=["BFP16", "MX9", "MX9 to even"])

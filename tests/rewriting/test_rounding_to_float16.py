@@ -125,6 +125,7 @@ def test_casts_of_the_model(node, codes, between):
         np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("x_shape", [(), (3, 32)], ids=str)
 def test_shapes(x_shape):
     """Scalars have fences too. Names that ONNX Runtime gives to its own Casts change nothing."""

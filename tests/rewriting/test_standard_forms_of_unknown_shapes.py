@@ -139,9 +139,9 @@ def test_main_graph(operator, known, operators):
     assert any(tried) or not is_possible
 
 
+@pytest.mark.by_default(8)
 @every_operator
 @pytest.mark.parametrize("known", ["rank", "nothing"])
-@pytest.mark.covering
 def test_computed_parameters(operator, known):
     """Parameters are inputs of the graph, whose shapes are not known either."""
     for case in cases(operator):
@@ -177,6 +177,7 @@ def test_no_elements(operator, known, axis):
         assert_right(case, model_of(case, known), x)
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (1, 1), (3, 5)], ids=str)
 def test_ranks(shape):
     """An x of at most one dimension has one axis, whichever the attribute names."""

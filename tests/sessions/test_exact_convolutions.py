@@ -338,7 +338,7 @@ class RandomNetwork:
         )
 
 
-@batches(default=(0, 24, 8), slow=(24, 224, 50))
+@batches(default=(0, 8, 8), slow=(8, 224, 54))
 class TestRandomNetworks:
     pytestmark = blocked
 

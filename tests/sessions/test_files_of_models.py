@@ -297,7 +297,7 @@ def test_tensors_in_files(entries, place, rows, child):
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.parametrize("name", LINKED)
 @pytest.mark.covering("exhaustive")
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_links_to_models_and_tensors(name, rows, child):
     """As in ONNX Runtime, tensors may be in the folder of the path, or in that of the file to which a link there leads."""
     assert child.call((name, rows)) == []

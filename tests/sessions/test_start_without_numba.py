@@ -126,6 +126,7 @@ def same(found, expected):
 kinds = pytest.mark.parametrize("kind", ["kept", "drop-in"])
 
 
+@pytest.mark.by_default(1)
 @kinds
 @pytest.mark.parametrize("named", [[], pytest.param(["again"], marks=pytest.mark.slow)], ids=str)
 def test_a_later_process_loads_neither_numba_nor_onnx(made, kind, named):
@@ -238,7 +239,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [flipped, shortened, removed])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_damaged_files_are_made_again(copy, name, damage):
     for path in copy.kernels.glob(f"{name}_*"):
         damage(path)

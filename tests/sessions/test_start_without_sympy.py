@@ -17,16 +17,19 @@ def assert_runs(code):
     assert loaded(code, "sympy.core") == ["sympy.core"]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("call", ["InferenceSession({!r}, cache=False)", "optimize({!r})"])
 def test_sympy_is_not_imported(call):
     code = f"import quark_numba; quark_numba.{call.format(TEXTLINE)}"
     assert loaded(code, "sympy", "onnx_ir") == ["onnx_ir"]
 
 
+@pytest.mark.slow
 def test_a_session_needs_no_sympy():
     assert not loaded(f"import sys; sys.modules['sympy'] = None\n{SESSION}", "sympy.core")
 
 
+@pytest.mark.slow
 def test_onnx_ir_computes_with_names_after_a_session():
     assert_runs(f"{SESSION}\n{COMPUTE}")
 
@@ -38,10 +41,12 @@ def test_sympy_is_imported_after_a_session():
     )
 
 
+@pytest.mark.slow
 def test_sympy_is_imported_before_a_session():
     assert_runs(f"import sympy\n{SESSION}\nimport onnx_ir._core\nassert onnx_ir._core.sympy is sympy\n{COMPUTE}")
 
 
+@pytest.mark.slow
 def test_onnx_ir_is_imported_before_the_package():
     assert_runs(f"import onnx_ir\n{SESSION}\n{COMPUTE}")
 
