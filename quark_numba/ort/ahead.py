@@ -1,7 +1,9 @@
-"""The compiled functions of regions, ahead of the session that needs them. Helper processes compile the functions that all
-regions share. Meanwhile this process optimizes the model and compiles the functions of each single region."""
+"""The compiled functions of nodes, ahead of the session that needs them. Helper processes compile the functions that all
+regions share. Meanwhile this process optimizes the model and compiles the functions of each region and of other nodes."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import onnx
 
@@ -37,15 +39,28 @@ def helpers(model: onnx.ModelProto) -> Helpers:
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
-    """Compile the regions of an optimized model until the helpers are done. Return at once if the model has no regions."""
-    nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
-    programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
-    for text in programs:
+    """Compile what the nodes of a session's model need, until the helpers are done: the regions first, then what the other
+    nodes of each family share. Return at once if the model has no regions."""
+    nodes = [(node, found) for node in model.graph.node if (found := OPERATORS.find(node.domain, node.op_type))]
+    regions = [node for node, operator in nodes if operator is REGION]
+    programs = dict.fromkeys(attribute.s for node in regions for attribute in node.attribute if attribute.name == "program")
+    families = dict.fromkeys(operator.family for _, operator in nodes if operator is not REGION)
+    if not programs:
+        return
+    of_regions = [partial(_compile_region, text) for text in programs]
+    for compile_one in (*of_regions, *(partial(_compile_node, family) for family in families)):
         if running.are_done:
-            break
+            return
         with errors_ignored():  # the session reports what is not valid
-            program = parse(text.decode())
-            if not is_kept(program.name, _KERNELS):
-                TABLE[program].task  # noqa: B018
-    if programs:
-        running.wait()
+            compile_one()
+    running.wait()
+
+
+def _compile_region(text: bytes) -> None:
+    program = parse(text.decode())
+    if not is_kept(program.name, _KERNELS):
+        TABLE[program].task  # noqa: B018
+
+
+def _compile_node(family: str) -> None:
+    node_function(family, "compute")

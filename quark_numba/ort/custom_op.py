@@ -74,7 +74,7 @@ class CustomOp:
     release: tuple[int, ...]
     description: Description
     structure: OrtCustomOp
-    lists_needs: bool  # in place of kernels
+    instead: str  # "", or the entry of options because of which no kernels are created
     is_on_gpu: bool
     # Nodes that are alike share a kernel. There are few, and they are never freed.
     kernels: dict[Attributes, NodeKernel] = field(default_factory=dict)

@@ -33,8 +33,9 @@ FLOAT_QDQ = "quark_numba.float_qdq"
 # This entry asks for all other domains if the library is limited to some domains.
 ALL_DOMAINS = "quark_numba.all_domains"
 
-# Marks the options of sessions that are created only to list what their nodes need, and that never run. No kernels are created
-# for their nodes; `Registry.listing_needs` collects the needs instead.
+# These entries mark the options of sessions that never run. No kernels are created for their nodes, so nothing is compiled.
+# ONNX Runtime runs no custom operator to fold it. With the second entry, `Registry.listing_needs` collects what the nodes need.
+NEVER_RUNS = "quark_numba.never_runs"
 LISTS_NEEDS = "quark_numba.lists_needs"
 
 # Followed by the name of a domain: the options have that domain. ONNX Runtime would refuse a domain that is added twice, with a
@@ -117,7 +118,7 @@ class Registry:
         # ONNX Runtime keeps each domain that was ever registered in the process, and names all of them in the models that it
         # writes.
         self.limit: frozenset[str] = frozenset()
-        self._domains: dict[tuple[int, str, bool], int] = {}
+        self._domains: dict[tuple[int, str, str], int] = {}
         self._custom_ops: dict[int, CustomOp] = {}  # by the addresses of their structures
         self._needs: dict[Need, None] = {}  # in their order
         self._listing = threading.Lock()
@@ -191,7 +192,8 @@ class Registry:
             domains = dict.fromkeys(description.domain for description in descriptions)
             for domain in domains_to_add(domains, self.limit, has):
                 own = [description for description in descriptions if description.domain == domain]
-                added = self._get_or_create_domain(api, release, domain, own, has(LISTS_NEEDS))
+                instead = next((entry for entry in (LISTS_NEEDS, NEVER_RUNS) if has(entry)), "")
+                added = self._get_or_create_domain(api, release, domain, own, instead)
                 c_api.call(api, OrtApi.AddCustomOpDomain, options, added)
                 set_entry(_HAS_DOMAIN + domain)
             if not has(REGISTERED) and (not self.limit or has(ALL_DOMAINS)):
@@ -200,11 +202,11 @@ class Registry:
         return _run(api, add, is_done)
 
     def _get_or_create_domain(
-        self, api: int, release: tuple[int, ...], domain: str, descriptions: list[Description], lists_needs: bool
+        self, api: int, release: tuple[int, ...], domain: str, descriptions: list[Description], instead: str
     ) -> int:
         """Return an OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
         overloads' types to check types, and to infer the types of outputs that the model does not declare."""
-        key = api, domain, lists_needs
+        key = api, domain, instead
         if key not in self._domains:
             made: int = c_api.ask(api, OrtApi.CreateCustomOpDomain, c_void_p, domain.encode())
             all_providers = _providers()
@@ -212,7 +214,7 @@ class Registry:
                 for provider in all_providers if description.runs_on_gpus else [None]:
                     structure = make_structure(description, provider, self._functions, self.python_functions)
                     address = ctypes.addressof(structure)
-                    self._custom_ops[address] = CustomOp(api, release, description, structure, lists_needs, bool(provider))
+                    self._custom_ops[address] = CustomOp(api, release, description, structure, instead, bool(provider))
                     c_api.call(api, OrtApi.CustomOpDomain_Add, made, address)
             self._domains[key] = made
         return self._domains[key]
@@ -222,8 +224,9 @@ class Registry:
 
         def create() -> None:
             custom_op = self._custom_ops[op]
-            if custom_op.lists_needs:
-                self._needs[custom_op.need_of(info)] = None
+            if custom_op.instead:
+                if custom_op.instead == LISTS_NEEDS:
+                    self._needs[custom_op.need_of(info)] = None
                 return
             if not custom_op.is_on_gpu:
                 self._warn_of_copies()

@@ -25,6 +25,7 @@ from ..errors import WriteError, errors_named
 from ..models import model_files
 from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, config_entry, register
+from ..ort.native import NEVER_RUNS
 from ..rewriting.fusions import optimize_by_onnx_runtime
 from .blocked_nodes import HANDLERS, REGION
 from .blocked_tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
@@ -106,6 +107,7 @@ def _optimize(model: onnx.ModelProto | str, request: SessionRequest) -> onnx.Mod
         value = config_entry(request.options, name)
         if value is not None:
             options.add_session_config_entry(name, value)
+    options.add_session_config_entry(NEVER_RUNS, "1")
     register(options, backend="native", qdq="float" if request.takes_all_qdq else "auto")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.

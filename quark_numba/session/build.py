@@ -197,10 +197,10 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
             source.check()
             source.forget()
             del rewritten
+            if plan.uses_blocks:  # which may need fewer regions
+                model = _lay_out_in_blocks(model, request)
             if helpers:
                 ahead.wait(helpers, model.proto)
-        if plan.uses_blocks:
-            model = _lay_out_in_blocks(model, request)
         if plan.in_one_file:
             content: bytes | str = model_files.in_one_file(model.proto)
         else:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import product
 
 import numpy as np
@@ -12,12 +13,13 @@ import oracle
 import pytest
 import samples
 from marks import needs_extensions
-from onnx_models import OPERATORS, one_node, run, session
+from onnx_models import OPERATORS, model, one_node, run, session, session_options
 from paths import SUPPORT
+from rewritten_models import floats
 from text_graphs import text_model
 
 import quark_numba
-from quark_numba.ort import c_api, native
+from quark_numba.ort import c_api, custom_op, native
 
 pytestmark = pytest.mark.compiled
 
@@ -262,3 +264,22 @@ def test_an_old_onnx_runtime():
     )
     assert native.REGISTRY._register(0, ctypes.addressof(base), 0, 0, None) == 1
     assert messages == ["quark_numba needs ONNX Runtime 1.20 or later; this is 1.19.2"]
+
+
+def test_sessions_that_never_run_create_no_kernels(monkeypatch):
+    """ONNX Runtime does not run a node to fold it, though all its inputs are constants."""
+
+    def create_kernel(self, info):
+        raise ValueError("a kernel is created")
+
+    monkeypatch.setattr(custom_op.CustomOp, "create_kernel", create_kernel)
+    nodes = ["a = com.amd.quark.BFPQuantizeDequantize <axis = 1> (c)", "y = Add (a, x)"]
+    shaped = ("x", "float32", [2, 8]), ("y", "float32", [2, 8])
+    source = model(nodes, shaped[:1], shaped[1:], initializers=floats(c=np.ones((2, 8)))).SerializeToString()
+    for never_runs in (True, False):
+        options = session_options()
+        if never_runs:
+            options.add_session_config_entry(native.NEVER_RUNS, "1")
+        quark_numba.register(options)
+        with nullcontext() if never_runs else pytest.raises(Exception, match="a kernel is created"):
+            onnxruntime.InferenceSession(source, options)
