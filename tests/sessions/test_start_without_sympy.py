@@ -4,6 +4,8 @@ import pytest
 from paths import MODELS
 from processes import loaded
 
+pytestmark = pytest.mark.compiled
+
 # Its dimensions have names.
 TEXTLINE = str(MODELS / "textline_cls_bf16.onnx")
 
