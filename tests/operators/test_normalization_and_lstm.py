@@ -131,6 +131,7 @@ def test_reference_evaluator(operator):
         assert_same(y, CALLS[operator](*arrays, **attributes))
 
 
+@pytest.mark.by_default(1)
 @operators
 def test_optimize_computes_constants(operator):
     attributes, arrays = RANDOM[operator](0)

@@ -80,6 +80,7 @@ def test_any_axis(axis):
     assert_rewritten(of_nodes(*nodes, RELU), NVFP4, {"x": X}, session_qdq="float")
 
 
+@pytest.mark.slow
 def test_equal_dequantize_nodes_are_shared():
     twice = "y2 = DequantizeLinear <axis = 1, block_size = 16> (codes, factors)"
     before = of_nodes(*nvfp4(), twice, "z = Add (y, y2)")

@@ -148,10 +148,10 @@ def test_computed_parameters(operator, known):
         assert_right(case, model_of(case, known, are_constants=False))
 
 
+@pytest.mark.by_default(8)
 @every_operator
 @pytest.mark.parametrize("place", ["If", "Loop", "Scan", "function"])
 @pytest.mark.parametrize("known", ["rank", "nothing"])
-@pytest.mark.covering
 def test_places(operator, place, known):
     """ONNX Runtime needs the ranks of what a Scan carries, and has no Squeeze of float8."""
     for case in list(cases(operator))[::3]:
