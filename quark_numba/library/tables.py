@@ -28,7 +28,6 @@ class Tables:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._domains = [domain for domain in OPERATORS.domains if domain or job.has_qdq]
-        self._newest = [operator for domain in self._domains for operator in OPERATORS.newest(domain)]
         self.functions: dict[str, int] = {}
         self._arrays: list[str] = []
         self._operators: list[str] = []
@@ -37,6 +36,9 @@ class Tables:
         self._needs: defaultdict[tuple[Any, ...], list[Need]] = defaultdict(list)
         for need in job.needs:
             self._needs[need.domain, need.name].append(need)
+        newest = [operator for domain in self._domains for operator in OPERATORS.newest(domain)]
+        # Operators that take lists are those of the blocked layout, which only sessions of this package write.
+        self._newest = [each for each in newest if not _takes_lists(each) or self._needs[each.domain, each.name]]
         for operator in self._newest:
             self._add(operator)
 
@@ -212,6 +214,10 @@ def _free_attributes(operator: Operator) -> tuple[str, ...]:
     """Return the names of the attributes of which nodes may have any values (``ort.nodes``)."""
     names: tuple[str, ...] = getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
     return names
+
+
+def _takes_lists(operator: Operator) -> bool:
+    return any(attribute.kind == "INTS" for attribute in operator.attributes)
 
 
 def _attribute(attribute: Attribute, free: tuple[str, ...]) -> str:
