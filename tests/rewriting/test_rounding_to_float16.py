@@ -30,6 +30,11 @@ def outputs(made, feeds):
     ]
 
 
+def assert_results(made, feeds, expected):
+    for y, result in zip(outputs(made, feeds), expected, strict=True):
+        oracle.assert_same_bits(y, result)
+
+
 def between_products(case):
     """Return a model of a node whose inputs of float16 are computed by nodes of float16, and whose outputs of float16 are the
     inputs of one, its feeds and its results. On the CPU ONNX Runtime computes these nodes in float32."""
@@ -74,9 +79,7 @@ def test_nodes_of_float16(operator, operators):
             continue
         rewritten = optimize(source, operators=operators)
         for level in LEVELS:
-            made = plain_session(rewritten, level=level)
-            for y, result in zip(outputs(made, feeds), expected, strict=True):
-                oracle.assert_same_bits(y, result)
+            assert_results(plain_session(rewritten, level=level), feeds, expected)
 
 
 @pytest.mark.parametrize("operator", OF_FLOAT16, ids=lambda each: f"{each.domain}-{each.name}-{each.since_version}")
@@ -93,8 +96,7 @@ def test_custom_nodes_of_float16(operator, operators):
         if operators == "custom":
             made.append(InferenceSession(source, session_options(threads=1), qdq="float"))
         for each in made:
-            for y, result in zip(outputs(each, feeds), expected, strict=True):
-                oracle.assert_same_bits(y, result)
+            assert_results(each, feeds, expected)
 
 
 def test_no_fence_between_nodes_of_the_package():
