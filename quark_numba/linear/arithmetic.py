@@ -18,6 +18,33 @@ from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..element_types.codecs import decoder, encoder, rounder, same, wide_type
 from .key import Key
 
+# Rounding to integers: half to even (QuantizeLinear-10 to -28, ExtendedQuantizeLinear-1). The operators of this family round
+# with one of these two functions: with the first where the integer stays a float, with the second where it becomes a code.
+
+
+@inline
+def round_half_even(value: Any) -> Any:
+    """float -> the nearest integer, as a float; of two, the even one."""
+    return np.rint(value)
+
+
+@functools.cache
+def half_even_adder(wide: Any) -> Any:
+    """(value, addend) -> ``round_half_even(value)`` plus an integer, as an integer. `wide` is the type of the value, whose
+    magnitude has to be below 2**22, or below 2**51 if `wide` is float64. It takes an addition of each kind.
+
+    Adding `magic` rounds the value, half to even. In float32, 1.5 * 2**23 is
+
+        0 10010110 10000000000000000000000      sign, exponent, mantissa
+
+    and its last bit is worth 1. So the sum with a number of magnitude below 2**22 has the same exponent, and is rounded to an
+    integer, half to even. The mantissa of the sum is 2**22 plus this integer. So the bits of the sum, as an integer, are those
+    of `magic` plus this integer. In float64 the same holds for 1.5 * 2**52.
+    """
+    magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
+    magic_bits: Any = magic.view(integer)
+    return inline(lambda value, addend: integer(wide(value + magic).view(integer) + integer(integer(addend) - magic_bits)))
+
 
 @functools.cache
 def converter(key: Key) -> Any:
@@ -169,7 +196,9 @@ def _of_saturated(key: Key) -> Any:
     of_saturated = inline(quotient)
     if key.operation == "quantize_dequantize":
         # Adding 0 turns -0 into 0.
-        return inline(lambda x, r, scale, zero_point: fma(np.rint(of_saturated(x, r, scale, zero_point)), scale, np.float32(0)))
+        return inline(
+            lambda x, r, scale, zero_point: fma(round_half_even(of_saturated(x, r, scale, zero_point)), scale, np.float32(0))
+        )
     code_of = _code_of_whole(key, np.float32)
     return inline(lambda x, r, scale, zero_point: code_of(of_saturated(x, r, scale, zero_point), zero_point))
 
@@ -192,7 +221,10 @@ def _has_right_bounds(key: Key) -> Any:
 
     def has_right_bounds(scale: Any, zero_point: Any) -> Any:
         least, most = bounds(scale, zero_point)
-        return f32(np.rint(f32(least / scale)) * scale) == least and f32(np.rint(f32(most / scale)) * scale) == most
+        return (
+            f32(round_half_even(f32(least / scale)) * scale) == least
+            and f32(round_half_even(f32(most / scale)) * scale) == most
+        )
 
     return inline(has_right_bounds)
 
@@ -225,7 +257,7 @@ def _integer_multiple(key: Key) -> Any:
 
     def multiple(quotient: Any, scale: Any, zero_point: Any) -> Any:
         least, most = f32(lowest - zero_point), f32(highest - zero_point)
-        value = np.rint(quotient)
+        value = round_half_even(quotient)
         value = value if value > least else least  # also NaN
         value = value if value < most else most
         return f32(f32(value + f32(0)) * scale)
@@ -266,7 +298,7 @@ def _large_code_of_quotient(key: Key) -> Any:
 
     def encode(quotient: Any, scale: Any, zero_point: Any) -> Any:
         least, most = _toward_zero_float32(lowest - zero_point), _toward_zero_float32(highest - zero_point)
-        value = np.rint(quotient)
+        value = round_half_even(quotient)
         magnitude = u32(abs(value))
         whole = u32(u32(0) - magnitude) if value < 0 else magnitude
         within = code(u32(whole + u32(i64(zero_point) & mask)))
@@ -277,23 +309,14 @@ def _large_code_of_quotient(key: Key) -> Any:
 
 
 def _code_of_whole(key: Key, wide: Any) -> Any:
-    """(value, zero point) -> the code of rint(value) + zero point, which has to be within the range of y's type.
-
-    Adding `magic` rounds the value, half to even. In float32, 1.5 * 2**23 is
-
-        0 10010110 10000000000000000000000      sign, exponent, mantissa
-
-    and its last bit is worth 1. So the sum with a number of magnitude below 2**22 has the same exponent, and is rounded to an
-    integer, half to even. The mantissa of the sum is 2**22 plus this integer. So the bits of the sum, as an integer, are those
-    of `magic` plus this integer. In float64 the same holds for 1.5 * 2**52.
-    """
-    magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
+    """(value, zero point) -> the code of the rounded value plus the zero point, a sum that has to be within the range of y's
+    type. A code of 8 bits in an int32 is the sum itself, as ``vectors.narrow`` takes it. Other codes are its lowest bits."""
+    round_and_add, integer = half_even_adder(wide), np.int64 if wide is np.float64 else np.int32
     code = np.int32 if key.converts_to_words else key.y.storage.type
-    magic_bits: Any = magic.view(integer)
     mask, is_code = integer(2**key.y.bits - 1), key.converts_to_words and key.y.bits == 8
 
     def encode(value: Any, zero_point: Any) -> Any:
-        whole = integer(wide(value + magic).view(integer) + integer(integer(zero_point) - magic_bits))
+        whole = round_and_add(value, zero_point)
         return code(whole if is_code else integer(whole & mask))
 
     return inline(encode)
