@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from beside_quark import FORMATS
-from kept_results import Kept
 from labels import COPY, DROP_IN, ONNX_RUNTIMES_OPERATOR, QUARK, SESSION, label_of
 from pages import digits
 from quantities import (
@@ -15,15 +14,16 @@ from quantities import (
     ranges_of_models,
     ratio,
 )
+from saved_results import Saved
 
 GREEN, BLUE, RED, YELLOW, GREY = "#2e8b57", "#5b7bb8", "#c44e52", "#e0a030", "#999999"
 
 
-def operators_chart(kept: Kept):
+def operators_chart(saved: Saved):
     """Return a chart of the throughput of some operators."""
     import matplotlib.pyplot as plt
 
-    results = kept["operators"]
+    results = saved["operators"]
     shown = [case for case in operators_per_tensor() if case.element_type.name in ("uint8", "int4", "float8e4m3fn")]
     figure, axis = plt.subplots(figsize=(8, 0.4 * len(shown) + 1), layout="constrained")
     axis.set_xscale("log")
@@ -38,7 +38,7 @@ def operators_chart(kept: Kept):
     return figure
 
 
-def classifier_chart(kept: Kept):
+def classifier_chart(saved: Saved):
     """Return a chart of the latency of the classifier on one thread, with the float model's as 1."""
     import matplotlib.pyplot as plt
 
@@ -46,7 +46,7 @@ def classifier_chart(kept: Kept):
     axis.set_xscale("log")
     axis.axvline(1, color="black", linewidth=0.8)
     for who, color in ((SESSION, GREEN), (DROP_IN, BLUE), (QUARK, RED)):
-        ratios = [ratio(kept["speed_beside_quark"], classifier_group(each), who) for each in FORMATS]
+        ratios = [ratio(saved["speed_beside_quark"], classifier_group(each), who) for each in FORMATS]
         axis.plot(ratios, range(len(ratios)), "o", color=color, label=_label_of(who))
         for row, each in enumerate(ratios):
             if each:
@@ -57,11 +57,11 @@ def classifier_chart(kept: Kept):
     return figure
 
 
-def models_chart(kept: Kept):
+def models_chart(saved: Saved):
     """Return a chart of the ranges of all models, each as two dots and a line between them."""
     import matplotlib.pyplot as plt
 
-    rows = [*ranges_of_models(kept)]
+    rows = [*ranges_of_models(saved)]
     figure, axis = plt.subplots(figsize=(8, 0.5 * len(rows) + 1), layout="constrained")
     axis.axvline(1, color="black", linewidth=0.8)
     for place, (label, color) in enumerate(zip(RANGES, [GREEN, BLUE, YELLOW, RED], strict=True)):
@@ -78,13 +78,13 @@ def models_chart(kept: Kept):
 CHARTS = {"beside_quark.svg": classifier_chart, "models.svg": models_chart, "operators.svg": operators_chart}
 
 
-def draw(folder: Path, kept: Kept) -> None:
+def draw(folder: Path, saved: Saved) -> None:
     """Draw all charts."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context({"svg.hashsalt": "quark_numba"}):
         for name, chart in CHARTS.items():
-            chart(kept).savefig(folder / name, metadata={"Date": None})
+            chart(saved).savefig(folder / name, metadata={"Date": None})
     plt.close("all")
 
 

@@ -1,7 +1,7 @@
 """Convolutions of codes beside ONNX Runtime's float convolution, in the blocked layout, on one thread.
 
 `python bench/convolutions.py` prints a line for each layer of a detector: the time of the float convolution, and the time of
-``IntegerConv`` divided by it, first with an x of float32, then of uint8. `quark_numba/session/blocked_codes.py` has what was
+``IntegerConv`` divided by it, first with an x of float32, then of uint8. `quark_numba/session/blocked/codes.py` has what was
 fitted to that. All results have the same bits."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 import quark_numba
-from quark_numba.session.blocks import NCHWC, filter_in_blocks, find_lanes
+from quark_numba.session.blocked.arrays import NCHWC, filter_in_blocks, find_lanes
 
 # Channels, height and width of x, channels of y, rows of the kernel, stride.
 LAYERS = (

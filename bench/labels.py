@@ -1,4 +1,4 @@
-"""The keys of kept results, and what pages call them. Keys stay as they are, so that results can be compared with kept ones.
+"""The keys of saved results, and what pages call them. Keys stay as they are, so that results can be compared with saved ones.
 What pages call them may change here."""
 
 import re

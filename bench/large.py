@@ -246,7 +246,7 @@ CASES = {
     FLOAT: Case("float model, plain ONNX Runtime", _float),
     "registered": Case("drop-in session", _registered),
     "own": Case("`InferenceSession`", _own),
-    "kept": Case("`InferenceSession`, kept model", _kept),
+    "kept": Case("`InferenceSession`, cached model", _kept),
     "codes": Case("`InferenceSession`, `keep_quantized_weights`", _codes),
     "optimize": Case("`optimize(path, out)`", _optimize),
     "output": Case("a drop-in session of its output", _registered, ".optimized.onnx"),

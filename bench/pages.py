@@ -50,8 +50,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     yield ""
 
 
-def with_part(text: str, part: str, lines: Iterable[str], program: str = "report") -> str:
-    """Return a text with these lines between the marks of a part, which a program of this folder writes. Raise ValueError if it
+def with_part(text: str, part: str, lines: Iterable[str], program: str) -> str:
+    """Return a text with these lines between the marks of a part, which a module of this folder writes. Raise ValueError if it
     lacks the marks."""
     before, mark, rest = text.partition(f"<!-- what bench/{program}.py writes of {part} -->\n")
     _, end, after = rest.partition(f"<!-- end of {part} -->")
@@ -71,7 +71,7 @@ def machine_name(brand: str, count: int) -> str:
 
 
 def this_machine() -> str:
-    """Return the name of this machine, as the kept results have it, and its instruction sets."""
+    """Return the name of this machine, as the saved results have it, and its instruction sets."""
     import cpuinfo  # only here: it would count in the memory that programs measure
 
     name = machine_name(cpuinfo.get_cpu_info()["brand_raw"], os.cpu_count())

@@ -1,4 +1,4 @@
-"""What tables, sentences and charts show of the kept results: rates, times, multiples of the float model's time, and their
+"""What tables, sentences and charts show of the saved results: rates, times, multiples of the float model's time, and their
 ranges."""
 
 from collections.abc import Iterable, Iterator
@@ -7,9 +7,9 @@ import models_of_onnx
 from architectures import ARCHITECTURES, BLOCK_FORMATS
 from beside_quark import CLASSIFIER
 from cases import PER_TENSOR, Case, cases
-from kept_results import THREADS, Kept, Results
 from labels import DROP_IN, FLOAT, ONNX_RUNTIME, OPTIMIZED, SESSION, group_of
 from pages import digits
+from saved_results import THREADS, Results, Saved
 
 # What numbers are, in the header of the first column.
 RATE, RELATIVE_LATENCY = "billion elements a second (more is better)", "latency / float model (less is better)"
@@ -72,21 +72,21 @@ def range_of_ratios(results: Results, pairs: Iterable[tuple[str, str]]) -> Range
     return range_of(each for each in found if each)
 
 
-def range_in_quarks_types(kept: Kept, model: str, types: Iterable[str], *, is_drop_in: bool = False) -> Range:
+def range_in_quarks_types(saved: Saved, model: str, types: Iterable[str], *, is_drop_in: bool = False) -> Range:
     """Return the range of a model in these types. The classifier is measured beside Quark's library."""
     if model == "classifier":
         who = DROP_IN if is_drop_in else SESSION
-        return range_of_ratios(kept["speed_beside_quark"], [(f"{CLASSIFIER}_{each}", who) for each in types])
+        return range_of_ratios(saved["speed_beside_quark"], [(f"{CLASSIFIER}_{each}", who) for each in types])
     way = DROP_IN if is_drop_in else OPTIMIZED
-    return range_of_ratios(kept["speed_of_synthetic_models"], [(model, f"{each}/{way}") for each in types])
+    return range_of_ratios(saved["speed_of_synthetic_models"], [(model, f"{each}/{way}") for each in types])
 
 
-def ranges_of_models(kept: Kept) -> Iterator[tuple[str, list[Range]]]:
+def ranges_of_models(saved: Saved) -> Iterator[tuple[str, list[Range]]]:
     """Yield each model and its ranges, as `RANGES` names them."""
     types = [name for name in models_of_onnx.TYPES if name != "float8"]
-    of_onnx = kept["speed_of_onnx_models"]
+    of_onnx = saved["speed_of_onnx_models"]
     for model in dict.fromkeys(["classifier", *ARCHITECTURES, *models_of_onnx.MODELS]):
-        ranges = [range_in_quarks_types(kept, model, each) for each in (TYPES, BLOCK_TYPES)]
+        ranges = [range_in_quarks_types(saved, model, each) for each in (TYPES, BLOCK_TYPES)]
         for who in (SESSION, ONNX_RUNTIME):
             ranges.append(range_of_ratios(of_onnx, [(f"{model}/{each}", who) for each in types]))
         yield model, ranges

@@ -1,35 +1,36 @@
-"""Keep the results of `pytest bench --benchmark-json=FILE` in `results/`, and write the tables and charts of all kept ones.
+"""Save the results of `pytest bench --benchmark-json=FILE` in `results/`, and write all pages anew: the tables of RESULTS.md
+(`result_tables.py`), what other pages say (`page_texts.py`), and the charts (`charts.py`).
 
     PYTHONPATH=tests/support python bench/report.py [FILE...]
 
-Prints what became slower than in the results that were kept before: a contender's time, as a multiple of the reference's of the
-same run. Results are not kept if the machine was busy, or if contenders of the kept ones are missing: then the exit status
-is 1."""
+Prints what became slower than in the results that were saved before: a contender's time, as a multiple of the reference's of
+the same run. Results are not saved if the machine was busy, or if contenders of the saved ones are missing. Then the exit
+status is 1."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from charts import draw
-from findings import FINDINGS
-from kept_results import Kept, keep, read_all
+from page_texts import FINDINGS
 from pages import FRONT, PERFORMANCE, README, RESULTS, SESSIONS, with_part
-from tables import TABLES, run_line, runs_list
+from result_tables import TABLES, run_line, runs_list
+from saved_results import Saved, keep, read_all
 
 PAGES = (RESULTS, README, PERFORMANCE, FRONT, SESSIONS)
 
 
-def written(path: Path, kept: Kept) -> str:
-    """Return the text of a page with the numbers of the kept results."""
+def written(path: Path, saved: Saved) -> str:
+    """Return the text of a page with the numbers of the saved results."""
     text = path.read_text(encoding="utf-8")
     for page, part, finding in FINDINGS:
         if page == path:
-            text = with_part(text, part, finding(kept))
+            text = with_part(text, part, finding(saved), "page_texts")
     if path == RESULTS:
-        text = with_part(text, "runs", runs_list(kept))
+        text = with_part(text, "runs", runs_list(saved), "result_tables")
         for part, name, table in TABLES:
-            if name in kept:
-                text = with_part(text, part, [run_line(kept[name], kept), *table(kept[name])])
+            if name in saved:
+                text = with_part(text, part, [run_line(saved[name], saved), *table(saved[name])], "result_tables")
     return text
 
 
@@ -37,12 +38,12 @@ def main() -> bool:
     """Return whether results were left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="*", help="the JSON files of runs")
-    are_kept = [keep(path) for path in parser.parse_args().files]
-    kept = read_all()
+    are_saved = [keep(path) for path in parser.parse_args().files]
+    saved = read_all()
     for path in PAGES:
-        path.write_text(written(path, kept), encoding="utf-8")
-    draw(RESULTS.parent, kept)
-    return not all(are_kept)
+        path.write_text(written(path, saved), encoding="utf-8")
+    draw(RESULTS.parent, saved)
+    return not all(are_saved)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import tomllib
 from pathlib import Path
 
 import charts
-import findings
-import kept_results
+import page_texts
 import pages
 import pytest
 import report
-import tables
+import result_tables
+import saved_results
 
 import quark_numba
 from quark_numba import cli
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 READMES = [path for path in READMES if "node_modules" not in path.parts]
-OTHERS = ("CHANGELOG.md", "bench/RESULTS.md", "bench/PERFORMANCE.md", "quark_numba/session/OPTIONS.md")
+OTHERS = ("CHANGELOG.md", "bench/RESULTS.md", "bench/PERFORMANCE.md", "quark_numba/session/SESSION_OPTIONS.md")
 PAGES = [*READMES, *(ROOT / each for each in OTHERS), *sorted((ROOT / ".github").rglob("*.md"))]
 
 
@@ -318,7 +318,7 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
 
 @pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
 def test_the_numbers_of_the_benchmarks_are_those_of_their_results(path):
-    assert report.written(path, kept_results.read_all()) == text_of(path)
+    assert report.written(path, saved_results.read_all()) == text_of(path)
 
 
 def texts_of(chart):
@@ -327,7 +327,7 @@ def texts_of(chart):
 
 
 def test_the_charts_of_the_benchmarks_are_drawn_from_their_results(tmp_path):
-    charts.draw(tmp_path, kept_results.read_all())
+    charts.draw(tmp_path, saved_results.read_all())
     for name in charts.CHARTS:
         assert texts_of(tmp_path / name) == texts_of(ROOT / "bench" / name)
         assert len(texts_of(tmp_path / name)) > 10
@@ -347,14 +347,14 @@ def run_of(tmp_path, turns):
 
 def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     turns = [("g", "float", 3.0), ("g", "quark", 9.0), ("g", "float", 2.0), ("g", "quark", 10.0)]
-    ((name, kept),) = kept_results.results_of(run_of(tmp_path, turns))
+    ((name, kept),) = saved_results.results_of(run_of(tmp_path, turns))
     assert (name, kept["seconds"]) == ("a", {"g": {"float": 2.0, "quark": 9.0}})
     said = "Each time is the best of 2 turns; the slowest turn typically takes 31 % longer."
-    results = kept_results.Results(kept)
+    results = saved_results.Results(kept)
     runs = [("2026-11-27", "a processor, 2 processors (AVX2, AVX-512)", "")]
-    assert kept_results.runs_of({"a": results}) == runs
-    assert tables.run_line(results, {"a": results}) == f"[Run 1](#runs), 2026-11-27, a processor, 2 processors. {said}\n"
-    assert next(findings.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
+    assert saved_results.runs_of({"a": results}) == runs
+    assert result_tables.run_line(results, {"a": results}) == f"[Run 1](#runs), 2026-11-27, a processor, 2 processors. {said}\n"
+    assert next(page_texts.measured_line(results)) == f"Measured on a processor, 2 processors. {said}"
 
 
 @pytest.mark.parametrize(
@@ -367,17 +367,17 @@ def test_the_best_turn_of_each_contender_is_kept(tmp_path):
     ],
 )
 def test_a_run_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch, capsys, one, two, is_kept):
-    monkeypatch.setattr(kept_results, "KEPT", tmp_path / "results")
+    monkeypatch.setattr(saved_results, "SAVED", tmp_path / "results")
     turns = [("m/threads=1", "float", one), ("m/threads=2", "float", two), ("m/load", "float", 1.0)]
-    assert kept_results.keep(run_of(tmp_path, turns)) == is_kept
+    assert saved_results.keep(run_of(tmp_path, turns)) == is_kept
     assert (tmp_path / "results" / "a.json").exists() == is_kept
     assert ("m: 10 ms on one thread, 12 ms on two" in capsys.readouterr().out) == (not is_kept)
 
 
 def test_a_run_without_a_kept_contender_is_not_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(kept_results, "KEPT", tmp_path / "results")
-    assert kept_results.keep(run_of(tmp_path, [("g", "float", 2.0), ("g", "quark", 9.0)]))
-    assert not kept_results.keep(run_of(tmp_path, [("g", "float", 1.0)]))
+    monkeypatch.setattr(saved_results, "SAVED", tmp_path / "results")
+    assert saved_results.keep(run_of(tmp_path, [("g", "float", 2.0), ("g", "quark", 9.0)]))
+    assert not saved_results.keep(run_of(tmp_path, [("g", "float", 1.0)]))
     assert "no Quark's library" in capsys.readouterr().out
     assert '"float": 2.0' in text_of(tmp_path / "results" / "a.json")
 
@@ -414,14 +414,14 @@ def rows_of(text, column):
 def test_the_first_readme_has_the_times_beside_quarks_library():
     details = rows_of(text_of(pages.RESULTS), "speed-up of InferenceSession over Quark's library")
     columns = "speed-up of InferenceSession over Quark's library", "InferenceSession"
-    expected = [tuple(row[column].split(tables.ON_THREADS)[0] for column in columns) for row in details]
-    front = rows_of(text_of(ROOT / "README.md"), findings.FRONT_COLUMNS[0])
-    assert [tuple(row[column] for column in findings.FRONT_COLUMNS) for row in front] == expected
+    expected = [tuple(row[column].split(result_tables.ON_THREADS)[0] for column in columns) for row in details]
+    front = rows_of(text_of(ROOT / "README.md"), page_texts.FRONT_COLUMNS[0])
+    assert [tuple(row[column] for column in page_texts.FRONT_COLUMNS) for row in front] == expected
     assert len(expected) == 7
 
 
 def test_the_first_readme_has_the_start_up_times_of_the_benchmarks():
-    content = json.loads(text_of(kept_results.KEPT / "start_up.json"))["seconds"]
+    content = json.loads(text_of(saved_results.SAVED / "start_up.json"))["seconds"]
     seconds = [content["empty"][f"session/{name}_model"] for name in ("bf16", "mx9")]
     front = text_of(ROOT / "README.md")
     found = re.search(r"`InferenceSession` compiles kernels: ([\d.]+) s \(bfloat16\) or ([\d.]+) s \(MX9\)", front)

@@ -12,5 +12,5 @@ excludedimports = ["cloudpickle", "dask", "distributed", "quark", "torch"]
 module_collection_mode = {"quark_numba": "pyz+py"}
 
 datas = collect_data_files("quark_numba", excludes=["**/__pycache__", "**/*.md"])
-for name in ("llvmlite", "ml_dtypes", "numba", "numpy", "onnx", "onnx-ir"):  # kept models are kept under their versions
+for name in ("llvmlite", "ml_dtypes", "numba", "numpy", "onnx", "onnx-ir"):  # cached models are kept under their versions
     datas += copy_metadata(name)

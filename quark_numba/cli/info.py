@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compiling.versions import distributions_with, version_of
+from ..compiling.installed_versions import distributions_with, version_of
 from ..errors import reason_of
 from ..version import __version__
 from . import arguments
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on disk")
     parser.set_defaults(action=_info)
     parser.add_argument("--clear-cache", action="store_true", help="first remove compiled kernels and models of all versions")
-    parser.add_argument("--kept-models", metavar="FOLDER", help="the folder of kept models (default: that of `cache=True`)")
+    parser.add_argument("--cached-models", metavar="FOLDER", help="the folder of cached models (default: that of `cache=True`)")
     arguments.add_json(parser)
 
 
@@ -37,7 +37,7 @@ def _info(options: argparse.Namespace) -> int:
     from ..compiling import cache
     from ..ort import get_library_path
 
-    models, unreadable = _cache_of_models(options.kept_models)
+    models, unreadable = _cache_of_models(options.cached_models)
     if options.clear_cache:
         for path in cache.files():
             path.unlink(missing_ok=True)
@@ -65,8 +65,8 @@ def _info(options: argparse.Namespace) -> int:
         **({"operators of amd-quark": _operators_of_quark()} if _version(_QUARK) != _MISSING else {}),
         "folder of kernels": _folder_of_kernels(),
         "kernels": _count_and_size(sizes),
-        "folder of kept models": unreadable or str(models and models.folder),
-        "kept models": _count_and_size([size for _, size, _ in models.entries()] if models else []),
+        "folder of cached models": unreadable or str(models and models.folder),
+        "cached models": _count_and_size([size for _, size, _ in models.entries()] if models else []),
     }
     if options.json:
         print_json(facts)

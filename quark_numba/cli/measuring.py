@@ -28,8 +28,8 @@ from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.artifact import Artifact
 from ..session.build import get_or_build
-from ..session.options import NOTHING_REPLACED
 from ..session.request import SessionRequest
+from ..session.session_options import NOTHING_REPLACED
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3

@@ -25,13 +25,13 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .installed_versions import version_of
 from .memory import no_garbage_collection
 from .object_files import ObjectFile
 from .process_lock import locked
 from .sources import digest as digest  # `jit` takes it from here: the imports of this module change nothing that is compiled
 from .sources import digest_of_package
 from .user_folder import check_folder, is_plain, make_own, named_folder, own_content, own_folder, warn, write
-from .versions import version_of
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ What is kept, who uses it, and where it is made:
 - The code of functions that Numba compiled in this process: who takes the `address` of a CFunc keeps the CFunc.
 - The PyMethodDef of a function on arrays: CPython reads it when it frees the function (``python_calls``).
 - OrtCustomOp structures, with their texts and arrays of types: ONNX Runtime never forgets a domain (``ort.custom_op``).
-- The states of nodes, which similar nodes share, and the messages of faults (``ort.custom_op``, ``ort.kept_nodes``).
+- The states of nodes, which similar nodes share, and the messages of faults (``ort.custom_op``, ``ort.cached_nodes``).
 - Python functions that C calls, and the record of their addresses: compiled functions call them on any thread
   (``ort.python_record``).
 - The function that runs a node of the extensions backend, and its record (``ort.extensions_hook``).
@@ -20,9 +20,9 @@ Others count references to what they use, or copy it, so this is not kept:
 
 - The record of addresses in Python's C API is the `__self__` of each function on arrays (``python_calls``).
 - The interpreter holds the functions that run at forks. C allocated the lock that they take (``lock.thread_states``).
-- The system keeps the library of `get_library_path` (``ort.library.load``): ctypes never unloads a library.
+- The system keeps the library of `get_library_path` (``ort.shared_library.load``): ctypes never unloads a library.
 - The driver copies the PTX of kernels for GPUs (``ort.cuda``). An OrtValue holds its array. ONNX Runtime itself maps the files
-  of kept models. PyTorch holds the functions of ``for_quark`` until its `Library` object ends.
+  of cached models. PyTorch holds the functions of ``for_quark`` until its `Library` object ends.
 - C allocates the weights of a node that ``prepare`` returns; KernelDestroy frees them (``ort.nodes``)."""
 
 from __future__ import annotations

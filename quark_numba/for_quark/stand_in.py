@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ..compiling.versions import version_of
+from ..compiling.installed_versions import version_of
 from ..dialects import quark
 from ..ort import get_library_path as own_library_path
 from ..ort.native import REGISTRY

@@ -17,7 +17,7 @@ CANNOT_WRITE = 3
 def main() -> None:
     job: Job = pickle.load(sys.stdin.buffer)
     other_machines.begin(job.machine)
-    from .tables import Tables  # only now: compiled functions depend on the machine
+    from .operator_tables import Tables  # only now: compiled functions depend on the machine
 
     tables, folder = Tables(job), Path(job.folder)
     files = {"tables.h": tables.header().encode("ascii")}

@@ -44,7 +44,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
     removal is tried again when the process ends."""
     with IMPORTS:
         import shutil
-        import tempfile  # both take longer than all else that a session of a kept model imports
+        import tempfile  # both take longer than all else that a session of a cached model imports
 
     place = os.path.abspath(parent or tempfile.gettempdir())
     remove_left_behind(place)

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import NotAvailableError
-from .library.load import check_platform
+from .shared_library.load import check_platform
 
 if TYPE_CHECKING:
     from ..compiling.device import DeviceKernel

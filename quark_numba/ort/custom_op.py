@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.lifetimes import keep_alive
 from ..compiling.memory import release_compiler
-from . import c_api, kept_nodes
+from . import c_api, cached_nodes
 from .c_api import Description, InferredTensor, OrtApi, OrtCustomOp, text_at
-from .kept_nodes import Node, NodeKernel
+from .cached_nodes import Node, NodeKernel
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -171,15 +171,15 @@ class CustomOp:
                 raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
     def _find_or_compile(self, node: Node) -> NodeKernel:
-        """Return a kept kernel, or the kernel of all nodes with this operator, these types and attributes."""
-        if not self.is_on_gpu and (kept := kept_nodes.find(node, self.api)):
+        """Return a cached kernel, or the kernel of all nodes with this operator, these types and attributes."""
+        if not self.is_on_gpu and (kept := cached_nodes.find(node, self.api)):
             return kept
         self._check(node)
         items = node.attribute_items
         if items not in self.kernels:
             self.kernels[items] = self._compile(node.attributes)
         if not self.is_on_gpu:
-            kept_nodes.keep(node, *self.declared)
+            cached_nodes.keep(node, *self.declared)
         return self.kernels[items]
 
     def _compile(self, attributes: Mapping[str, Any]) -> NodeKernel:

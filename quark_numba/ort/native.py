@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..compiling.lock import created_once, run_in_creation
 from ..errors import NotAvailableError
-from . import c_api, cuda, kept_nodes, python_record
+from . import c_api, cached_nodes, cuda, python_record
 from .c_api import Description, OrtApi
 from .custom_op import CustomOp, Need, make_structure
-from .library.load import check_platform, load
 from .providers import CUDA, available, better_in_standard
+from .shared_library.load import check_platform, load
 
 # Modules that a process does not need if it finds all its kernels kept are imported inside of functions.
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Registry:
         process."""
         try:
             check_platform()
-            if not kept_nodes.functions():
+            if not cached_nodes.functions():
                 from ..compiling.jit import JIT_ENABLED  # which imports Numba
 
                 if not JIT_ENABLED:
@@ -145,7 +145,7 @@ class Registry:
     @property
     def has_functions(self) -> bool:
         """Return whether the functions that all operators share are compiled, in this process or an earlier one."""
-        return "library" in vars(self) or bool(run_in_creation(kept_nodes.functions))
+        return "library" in vars(self) or bool(run_in_creation(cached_nodes.functions))
 
     @contextlib.contextmanager
     def listing_needs(self) -> Iterator[dict[Need, None]]:
@@ -157,12 +157,12 @@ class Registry:
     @functools.cached_property
     def _functions(self) -> dict[str, int]:
         """The addresses of the functions that all operators share."""
-        if addresses := kept_nodes.functions():
+        if addresses := cached_nodes.functions():
             return addresses
         from . import callbacks
 
         addresses = callbacks.functions()
-        kept_nodes.keep_functions(addresses)
+        cached_nodes.keep_functions(addresses)
         return addresses
 
     @functools.cached_property
@@ -188,7 +188,7 @@ class Registry:
 
         def add() -> None:
             release = release_of(version)
-            descriptions = kept_nodes.descriptions(release)
+            descriptions = cached_nodes.descriptions(release)
             domains = dict.fromkeys(description.domain for description in descriptions)
             for domain in domains_to_add(domains, self.limit, has):
                 own = [description for description in descriptions if description.domain == domain]

@@ -2,8 +2,8 @@
 
 The constants and the order of the operations are those of MLAS, ONNX Runtime's library of kernels (logistic.cpp, tanh.cpp and
 erf.cpp; MIT license). On x86-64 with FMA, ONNX Runtime 1.32 gives the same bits for every float32. Other releases and
-processors may compute otherwise, so ``rewriting.activations`` asks the installed ONNX Runtime. The functions of this module
-have the same bits everywhere."""
+processors may compute otherwise, so ``rewriting.activation_probe`` asks the installed ONNX Runtime. The functions of this
+module have the same bits everywhere."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from . import (
     float16_fences,
     functions,
     gathers,
-    integer_operators,
     nodes_for_onnx_runtime,
     own_operators,
     pairs,
@@ -37,6 +36,7 @@ from . import (
     standard_forms,
 )
 from .graph import Graph, Integers
+from .integers import groups as integer_groups
 from .standard_forms import Operators
 
 # How the names of ONNX's own operators begin.
@@ -46,7 +46,7 @@ _ONNX = "ai.onnx::"
 # the reason.
 PASSES = (
     nodes_for_onnx_runtime,
-    integer_operators,
+    integer_groups,
     clips,
     casts,
     constants,

@@ -19,7 +19,7 @@ from ..region.granularity import GPU_LOOPS
 from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from . import casts
-from .activations import ON_CUDA, OTHERWISE, is_computed_alike
+from .activation_probe import ON_CUDA, OTHERWISE, is_computed_alike
 from .fusions import fused_values
 from .graph import Graph
 from .nodes import GraphOperand, Node

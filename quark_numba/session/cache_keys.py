@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..compiling.installed_versions import version_of
 from ..compiling.lock import IMPORTS
 from ..compiling.sources import digest_of_package
 from ..compiling.user_folder import without_links
-from ..compiling.versions import version_of
 from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder

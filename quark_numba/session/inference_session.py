@@ -19,8 +19,8 @@ from ..ort.native import REGISTRY
 from ..ort.providers import CPU
 from .artifact import Artifact
 from .model_cache import ModelCache
-from .options import NOTHING_REPLACED, options_lock, options_replace_nothing
 from .request import RequestedOperators, SessionRequest
+from .session_options import NOTHING_REPLACED, options_lock, options_replace_nothing
 
 # Modules that a process does not need for a cached model are imported inside functions.
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from ..element_types import external_data, find
 from ..errors import ModelError, errors_named
 from ..models.protos import subgraphs
 from ..rewriting.onnx_runtime import RELEASE
-from .options import Replacements, create_probe_session, find_error, has_files_in_memory
+from .session_options import Replacements, create_probe_session, find_error, has_files_in_memory
 
 # A name that no tensor of a model has, and the location of a file that does not exist.
 _OWN, _NO_FILE = "of quark_numba alone", "quark_numba has no such file"

@@ -130,7 +130,7 @@ class ModelCache(NamedTuple):
         if kept:
             remove_left_behind(self.folder)
         elif os.path.lexists(entry) and self.remove(entry):
-            _log.info("%s: a kept model is damaged, and is made again", entry)
+            _log.info("%s: a cached model is damaged, and is made again", entry)
         return kept
 
     def _keep(self, entry: Path, artifact: Artifact, original: str) -> Artifact:

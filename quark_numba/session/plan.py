@@ -12,7 +12,7 @@ import onnxruntime
 from ..models import model_files, protos
 from ..ort import DISABLE_QUANT_QDQ, config_entry
 from ..rewriting.optimize import RewrittenModel, begins_rewriting, rewrite_model
-from .blocked_layout import has_regions
+from .blocked.layout import has_regions
 from .request import SessionRequest
 
 

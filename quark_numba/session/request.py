@@ -13,7 +13,7 @@ from ..checks import QDQ, Qdq, check_choices, check_flags, check_paths, refuse
 from ..ort import FLOAT_QDQ, TENSORS_FOLDER, config_entry, register
 from ..ort.providers import available, beside_cpu, operators_for
 from .cache_keys import check_cache
-from .options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
+from .session_options import ENTRIES, NOTHING_REPLACED, Replacements, options_choose_providers
 
 if TYPE_CHECKING:
     from ..compiling.helpers import Helpers

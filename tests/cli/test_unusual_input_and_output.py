@@ -191,7 +191,7 @@ def test_no_output_at_all():
         (["warmup", ""], "model"),
         (["optimize", "", "out.onnx"], "model"),
         (["optimize", BF16, ""], "out"),
-        (["info", "--kept-models", "", "--clear-cache"], "kept-models"),
+        (["info", "--cached-models", "", "--clear-cache"], "cached-models"),
         (["analyze", BF16, "--random", "1", "--exclude-config", ""], "exclude-config"),
         (["evaluate", BF16, "--random", "1", "--outputs", "y", ""], "outputs"),
     ],
@@ -238,8 +238,8 @@ def test_a_cache_that_cannot_be_read(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "location", cache.location.__wrapped__)
     report = terminal.report("info")
     assert report["folder of kernels"] == f"{place}: not used: Too many levels of symbolic links"
-    assert report["folder of kept models"] == report["folder of kernels"]
-    assert report["kernels"] == report["kept models"] == "0, 0.0 MB"
+    assert report["folder of cached models"] == report["folder of kernels"]
+    assert report["kernels"] == report["cached models"] == "0, 0.0 MB"
     assert terminal.report("info", "--clear-cache") == report
 
 

@@ -166,7 +166,7 @@ def test_a_model_that_openvino_refuses(caplog):
 
 
 @PROVIDERS
-def test_kept_models(providers, tmp_path):
+def test_cached_models(providers, tmp_path):
     for _ in range(2):
         session = quark_numba.InferenceSession(MODEL, providers=providers, cache=tmp_path)
         assert_near(session, "bf16")

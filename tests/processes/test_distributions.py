@@ -104,7 +104,7 @@ def printed(code, *words, place="", **environment):
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_an_archive(tmp_path):
-    """In an archive, kernels and sources are those of an ordinary installation. Kept models depend on the sources, too."""
+    """In an archive, kernels and sources are those of an ordinary installation. Cached models depend on the sources, too."""
     place = archived(copied(tmp_path))
     file, kernels, package = printed(QUANTIZE, place=place)
     assert file.startswith(str(place))

@@ -10,7 +10,8 @@ from rewritten_models import floats, operators, pair, scale_and_zero_point
 
 from quark_numba import optimize
 from quark_numba.region.activations import ACTIVATIONS, fma_in_float64, on_arrays
-from quark_numba.rewriting import activations, onnx_runtime
+from quark_numba.rewriting import activation_probe as activations
+from quark_numba.rewriting import onnx_runtime
 from quark_numba.rewriting.optimize import rewrite_model
 
 

@@ -14,8 +14,8 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.declaration.reasons import NotRewrittenError
-from quark_numba.session import blocked_codes
-from quark_numba.session.grids import Grid, exact_conv
+from quark_numba.session.blocked import codes as blocked_codes
+from quark_numba.session.blocked.grids import Grid, exact_conv
 
 blocked = [
     pytest.mark.compiled,
@@ -399,7 +399,7 @@ class TestLeft:
         if "Slice" in steps:
             constants = {key: np.array(value) for key, value in {"o": [0, 0], "e": [2, 3], "r": [0, 2]}.items()}
         source = network(steps, **constants)
-        with caplog.at_level(logging.DEBUG, "quark_numba.session.blocked_nodes"):
+        with caplog.at_level(logging.DEBUG, "quark_numba.session.blocked.nodes"):
             after = laid_out(source)
         assert after is None or count(after, "IntegerConv") == 0
         assert any(reason in record.getMessage() for record in caplog.records), [r.getMessage() for r in caplog.records]

@@ -16,7 +16,7 @@ import quark_numba
 from quark_numba import ModelError
 from quark_numba.models import model_files
 from quark_numba.session import initializers
-from quark_numba.session import options as options_of_sessions
+from quark_numba.session import session_options as options_of_sessions
 
 pytestmark = pytest.mark.compiled
 
@@ -215,7 +215,7 @@ def test_files_in_memory(on_disk, tmp_path, monkeypatch):
 
 
 @has_files_in_memory
-def test_kept_models_and_files_in_memory(tmp_path):
+def test_cached_models_and_files_in_memory(tmp_path):
     """A model that was kept without files in memory is not taken with them, nor the other way round."""
     path, cache = tmp_path / "m.onnx", tmp_path / "cache"
     onnx.save(small(["w"], location="values"), path)

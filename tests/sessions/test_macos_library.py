@@ -14,7 +14,7 @@ import pytest
 import unicorn
 from unicorn import arm64_const, x86_const
 
-from quark_numba.ort.library import load, macho
+from quark_numba.ort.shared_library import load, macho
 
 lief = pytest.importorskip("lief")
 

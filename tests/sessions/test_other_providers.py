@@ -147,7 +147,7 @@ def test_set_providers(kind, tmp_path, monkeypatch):
     assert made.get_providers() == OTHERS
 
 
-def test_kept_models(tmp_path, written):
+def test_cached_models(tmp_path, written):
     path = tmp_path / "m.onnx"
     onnx.save(model_of(f"{OURS}  y = Relu (p)"), path)
     for providers, named, entries in [(OTHERS, {}, 1), (CPU, {}, 2), (OTHERS, {}, 2), (OTHERS, {"operators": "custom"}, 3)]:

@@ -19,9 +19,10 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba.element_types import external_data
 from quark_numba.rewriting.onnx_runtime import RELEASE
-from quark_numba.session import inference_session, options
+from quark_numba.session import inference_session
+from quark_numba.session import session_options as options
 
-PAGE = ROOT / "quark_numba" / "session" / "OPTIONS.md"
+PAGE = ROOT / "quark_numba" / "session" / "SESSION_OPTIONS.md"
 
 
 def named_on_the_page():
@@ -46,7 +47,7 @@ def test_the_page_has_every_entry():
 
 @pytest.mark.compiled
 def test_free_dimensions(tmp_path):
-    """Free dimensions are set by the names and denotations of inputs, which optimized and kept models keep."""
+    """Free dimensions are set by the names and denotations of inputs, which optimized and cached models keep."""
     text = "(float[n, c] x) => (float[n, c] y) { d = Pair (x, s, z)  y = Relu (d) }"
     made = text_model(text, s=np.float32(0.1), z=np.int8(0))
     made.graph.input[0].type.tensor_type.shape.dim[1].denotation = "DATA_CHANNEL"
@@ -110,7 +111,7 @@ def weights(path, **named):
 
 
 @pytest.mark.compiled
-def test_a_kept_model_whose_link_leads_elsewhere_later(tmp_path):
+def test_a_cached_model_whose_link_leads_elsewhere_later(tmp_path):
     for value, name in enumerate(("a", "b"), 1):
         np.full(3, value, np.float32).tofile(tmp_path / name)
     path = with_weights_apart(tmp_path, "w.bin")
@@ -123,7 +124,7 @@ def test_a_kept_model_whose_link_leads_elsewhere_later(tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.skipif(RELEASE < (1, 28), reason="the entry is for models in memory")
-def test_a_kept_model_with_a_folder_named_from_another_one(tmp_path, monkeypatch):
+def test_a_cached_model_with_a_folder_named_from_another_one(tmp_path, monkeypatch):
     path = with_weights_apart(tmp_path / "model", "w.bin")
     for value, name in enumerate(("a", "b"), 1):
         (tmp_path / name / "weights").mkdir(parents=True)

@@ -22,7 +22,7 @@ from unicorn import arm64_const, x86_const
 import quark_numba
 from quark_numba.compiling import cache
 from quark_numba.ort import native
-from quark_numba.ort.library import elf, load, pe
+from quark_numba.ort.shared_library import elf, load, pe
 
 pytestmark = pytest.mark.compiled
 
@@ -246,7 +246,7 @@ def test_extensions_where_no_folder_can_be_written(no_library, tmp_path):
 
 
 KEPT = """
-from quark_numba.ort.library import load, pe
+from quark_numba.ort.shared_library import load, pe
 import ctypes, sysconfig
 path = load._kept_file(pe.shared_library("RegisterCustomOps", pe.MACHINES[sysconfig.get_platform()]))
 handle_of = ctypes.WinDLL("kernel32").GetModuleHandleW

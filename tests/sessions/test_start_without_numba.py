@@ -373,8 +373,8 @@ print(*(after - before for before, after in zip(before, state(), strict=True)))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 @pytest.mark.slow
-def test_many_sessions_of_a_kept_model(made):
-    """Many sessions of a kept model load its kernels once."""
+def test_many_sessions_of_a_cached_model(made):
+    """Many sessions of a cached model load its kernels once."""
     arguments = [str(made.model), str(made.models)]
     done = subprocess.run([sys.executable, "-c", MANY, *arguments], env=made.env(), capture_output=True, text=True, check=True)
     memory, mappings, files, threads = map(int, done.stdout.split())

@@ -11,7 +11,7 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba import optimize
-from quark_numba.session import blocked_layout
+from quark_numba.session.blocked import layout as blocked_layout
 from quark_numba.session.request import SessionRequest
 
 

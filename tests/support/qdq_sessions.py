@@ -35,7 +35,7 @@ from smaller_graphs import cut, smallest, text_of, with_outputs
 from watched import Child, on_threads
 
 import quark_numba
-from quark_numba.rewriting import integer_operators
+from quark_numba.rewriting.integers import groups as integer_operators
 
 ALL, NONE = "ENABLE_ALL", "DISABLE_ALL"
 REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", "drop-in, qdq=float", 300

@@ -20,7 +20,7 @@ from ...declaration import Operator
 from ..c_api import API, ORT_FAIL, ORT_INVALID_ARGUMENT
 
 # The first fields of every node's state. Compiled code is cached on disk and must not contain addresses, so the state has them.
-# `kept_nodes` knows the places of the first three.
+# `cached_nodes` knows the places of the first three.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
     ("has_shape_reference", np.int64),  # whether that table has a function that shows shapes without a copy

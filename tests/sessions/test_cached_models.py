@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kept_models import EXPECTED, entry_of, kept_result, result, write
+from cached_models import EXPECTED, entry_of, kept_result, result, write
 from onnx_models import feeds_of, model
 from paths import MODELS
 
@@ -369,7 +369,7 @@ FOREIGN = (
 
 @pytest.mark.by_default(1)
 def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
-    """Names like those of kept models, or even the same, are not enough."""
+    """Names like those of cached models, or even the same, are not enough."""
     folder, theirs = tmp_path / "cache", tmp_path / "theirs"
     monkeypatch.setattr(cache_keys, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
     quark_numba.InferenceSession(path, cache=folder)
@@ -387,14 +387,14 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     assert not own.exists()
     monkeypatch.setattr("quark_numba.compiling.cache.files", list)
     assert record.exists()
-    assert cli.main(["info", "--json", "--kept-models", str(folder), "--clear-cache"]) == 0
+    assert cli.main(["info", "--json", "--cached-models", str(folder), "--clear-cache"]) == 0
     assert contents(folder) == contents(theirs)
     assert (folder / "quark_numba_datasets").is_dir()
 
 
 @pytest.mark.by_default(1)
 def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplog):
-    """A folder of another user with the name of a kept model stays, and the session runs without a kept model."""
+    """A folder of another user with the name of a cached model stays, and the session runs without a cached model."""
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     shutil.rmtree(entry)
@@ -482,7 +482,7 @@ quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2], disabled_optimizers
 
 @pytest.mark.slow
 def test_a_set_of_optimizers(tmp_path):
-    """A set of disabled optimizers finds a kept model, though its order differs between processes."""
+    """A set of disabled optimizers finds a cached model, though its order differs between processes."""
     write(tmp_path / "m.onnx", 1)
     for seed in "0123":
         command = [sys.executable, "-c", WITH_A_SET, tmp_path / "m.onnx", tmp_path / "cache"]
@@ -498,13 +498,13 @@ def test_a_model_without_a_path(path):
 @pytest.mark.slow
 def test_the_command_shows_and_clears_it(path, folder, capsys, monkeypatch):
     quark_numba.InferenceSession(path, cache=folder)
-    assert cli.main(["info", "--json", "--kept-models", str(folder)]) == 0
+    assert cli.main(["info", "--json", "--cached-models", str(folder)]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["folder of kept models"] == str(folder)
-    assert facts["kept models"].startswith("1, 0.0 MB")
+    assert facts["folder of cached models"] == str(folder)
+    assert facts["cached models"].startswith("1, 0.0 MB")
     monkeypatch.setattr("quark_numba.compiling.cache.files", list)
-    assert cli.main(["info", "--json", "--kept-models", str(folder), "--clear-cache"]) == 0
-    assert json.loads(capsys.readouterr().out)["kept models"] == "0, 0.0 MB"
+    assert cli.main(["info", "--json", "--cached-models", str(folder), "--clear-cache"]) == 0
+    assert json.loads(capsys.readouterr().out)["cached models"] == "0, 0.0 MB"
     assert not list(folder.iterdir())
 
 

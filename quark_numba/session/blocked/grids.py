@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ..declaration.reasons import stays_if
-from ..linear.versions import OWN_DOMAIN
-from ..models.protos import attributes_of
-from ..region.key import ROUND_TRIP, Program, Step, parse
-from ..region.operators import OPERATORS
+from ...declaration.reasons import stays_if
+from ...linear.versions import OWN_DOMAIN
+from ...models.protos import attributes_of
+from ...region.key import ROUND_TRIP, Program, Step, parse
+from ...region.operators import OPERATORS
 
 (_REGION,) = OPERATORS
 

@@ -20,18 +20,18 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..declaration.reasons import NotRewrittenError, stays_if
-from ..errors import WriteError, errors_named
-from ..models import model_files
-from ..models.protos import used_names
-from ..ort import DISABLED_OPTIMIZERS, config_entry, register
-from ..ort.native import NEVER_RUNS
-from ..rewriting.fusions import optimize_by_onnx_runtime
-from .blocked_nodes import HANDLERS, REGION
-from .blocked_tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
-from .blocks import NCHWC, find_lanes
-from .options import ENTRIES
-from .request import SessionRequest
+from ...declaration.reasons import NotRewrittenError, stays_if
+from ...errors import WriteError, errors_named
+from ...models import model_files
+from ...models.protos import used_names
+from ...ort import DISABLED_OPTIMIZERS, config_entry, register
+from ...ort.native import NEVER_RUNS
+from ...rewriting.fusions import optimize_by_onnx_runtime
+from ..request import SessionRequest
+from ..session_options import ENTRIES
+from .arrays import NCHWC, find_lanes
+from .nodes import HANDLERS, REGION
+from .tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
 
 
 class BlockedModel(NamedTuple):

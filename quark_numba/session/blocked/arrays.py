@@ -10,9 +10,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from ..element_types import FLOAT32
-from ..region.calls import LANES
-from ..rewriting.fusions import optimize_by_onnx_runtime
+from ...element_types import FLOAT32
+from ...region.calls import LANES
+from ...rewriting.fusions import optimize_by_onnx_runtime
 
 # The domain of ONNX Runtime's operators on blocks.
 NCHWC = "com.microsoft.nchwc"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import models_of_onnx
 from architectures import ARCHITECTURES
 from beside_quark import FORMATS
-from kept_results import Kept, Results, runs_of
 from labels import (
     DROP_IN,
     EMPTY,
@@ -41,6 +40,7 @@ from quantities import (
     ratio,
     statistic,
 )
+from saved_results import Results, Saved, runs_of
 
 FRONT_COLUMNS = ("speed-up over Quark's library (more is better)", RELATIVE_LATENCY)
 # An optimized model is called as fast as the float model up to this multiple of its latency.
@@ -63,9 +63,9 @@ def measured_line(*results: Results) -> Iterator[str]:
 # bench/README.md
 
 
-def classifier_finding(kept: Kept) -> Iterator[str]:
+def classifier_finding(saved: Saved) -> Iterator[str]:
     """Yield the speed-up of a drop-in session and of `InferenceSession` for the classifier, on one thread."""
-    results = kept["speed_beside_quark"]
+    results = saved["speed_beside_quark"]
     rows = []
     for who in (DROP_IN, SESSION):
         # Quark's own float16 operator is far slower than its others.
@@ -77,9 +77,9 @@ def classifier_finding(kept: Kept) -> Iterator[str]:
     yield from measured_line(results)
 
 
-def models_finding(kept: Kept) -> Iterator[str]:
+def models_finding(saved: Saved) -> Iterator[str]:
     """Yield how all models compare with their float models."""
-    ratios = [*_ratios_in_our_session(kept)]
+    ratios = [*_ratios_in_our_session(saved)]
     share = sum(each <= AS_FAST for each in ratios) / len(ratios)
     middle = digits(median(ratios))
     yield f"In `InferenceSession` the median of {len(ratios)} latencies is {middle} × the float model's."
@@ -87,34 +87,34 @@ def models_finding(kept: Kept) -> Iterator[str]:
     yield "with a float model, in Quark's types and in ONNX's operators, float8 included, on one thread and on two."
     yield "All but the classifier are synthetic: networks with random weights, and the quantization nodes that Quark"
     yield "or ONNX Runtime inserts (`bench/architectures.py`)."
-    others = range_of_ratios(kept["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
+    others = range_of_ratios(saved["speed_of_other_quantizers"], [(name, SESSION) for name in NAMES])
     yield "The [models of other quantizers](RESULTS.md#models-of-other-quantizers), many of them tiny, are not counted:"
     yield f"they take {range_text(others)}."
     yield ""
     yield "![Latency of all models in InferenceSession](models.svg)"
     yield ""
     yield from table(
-        [RELATIVE_LATENCY, *RANGES], [[label_of(model), *map(range_text, ranges)] for model, ranges in ranges_of_models(kept)]
+        [RELATIVE_LATENCY, *RANGES], [[label_of(model), *map(range_text, ranges)] for model, ranges in ranges_of_models(saved)]
     )
     pairs = [[(name, who) for name in models_of_onnx.NAMES if name.endswith("float8")] for who in (SESSION, ONNX_RUNTIME)]
-    ours, theirs = (range_text(range_of_ratios(kept["speed_of_onnx_models"], each)) for each in pairs)
+    ours, theirs = (range_text(range_of_ratios(saved["speed_of_onnx_models"], each)) for each in pairs)
     yield f"Models in ONNX's float8 are not in the chart and the table: they take {ours} in `InferenceSession`,"
     yield f"and {theirs} in ONNX Runtime alone."
     yield ""
-    yield from measured_line(*(kept[file] for file in OUR_SESSIONS))
+    yield from measured_line(*(saved[file] for file in OUR_SESSIONS))
 
 
-def _ratios_in_our_session(kept: Kept) -> Iterator[float]:
+def _ratios_in_our_session(saved: Saved) -> Iterator[float]:
     """Yield the multiple of the float model's time of each model in `InferenceSession`, on one thread and on two."""
     for file, is_ours in OUR_SESSIONS.items():
-        for group, seconds in kept[file].groups.items():
+        for group, seconds in saved[file].groups.items():
             if "/threads=" in group and FLOAT in seconds:
                 yield from (each / seconds[FLOAT] for who, each in seconds.items() if is_ours(who))
 
 
-def operators_finding(kept: Kept) -> Iterator[str]:
+def operators_finding(saved: Saved) -> Iterator[str]:
     """Yield how fast operators are, and how much faster than ONNX Runtime's."""
-    results = kept["operators"]
+    results = saved["operators"]
     cases = operators_per_tensor()
     pairs = [(case.size, results.get(case.group, DROP_IN), results.get(case.group, ONNX_RUNTIMES_OPERATOR)) for case in cases]
     rates = [size / ours / 1e9 for size, ours, _ in pairs if ours]
@@ -127,11 +127,13 @@ def operators_finding(kept: Kept) -> Iterator[str]:
     yield from measured_line(results)
 
 
-def machines_finding(kept: Kept) -> Iterator[str]:
+def machines_finding(saved: Saved) -> Iterator[str]:
     """Yield the machines of all runs."""
-    machines = dict.fromkeys(machine for _, machine, _ in runs_of(kept))
+    machines = dict.fromkeys(machine for _, machine, _ in runs_of(saved))
     yield from textwrap.wrap(
-        f"The kept results come from virtual machines that call themselves: {'; '.join(machines)}.", 140, break_on_hyphens=False
+        f"The results come from virtual machines that call themselves: {'; '.join(machines)}.",
+        140,
+        break_on_hyphens=False,
     )
     yield ""
 
@@ -139,14 +141,14 @@ def machines_finding(kept: Kept) -> Iterator[str]:
 # bench/PERFORMANCE.md
 
 
-def targets_finding(kept: Kept) -> Iterator[str]:
+def targets_finding(saved: Saved) -> Iterator[str]:
     """Yield all targets, and the reason for each that is missed."""
-    others, start_up, operators = (kept[each] for each in ("speed_of_other_operators", "start_up", "operators"))
+    others, start_up, operators = (saved[each] for each in ("speed_of_other_operators", "start_up", "operators"))
     models, slow = ("classifier", *ARCHITECTURES), ("transformer", "byte_classifier", "voice_detector")
     ours, fast = "`InferenceSession`, 16 and 32 bits:", [each for each in models if each not in slow]
-    drop_in = joined(range_in_quarks_types(kept, each, TYPES, is_drop_in=True) for each in models)
-    fast_models, slow_models = (joined(range_in_quarks_types(kept, each, TYPES) for each in names) for names in (fast, slow))
-    blocks = joined(range_in_quarks_types(kept, each, BLOCK_TYPES) for each in models)
+    drop_in = joined(range_in_quarks_types(saved, each, TYPES, is_drop_in=True) for each in models)
+    fast_models, slow_models = (joined(range_in_quarks_types(saved, each, TYPES) for each in names) for names in (fast, slow))
+    blocks = joined(range_in_quarks_types(saved, each, BLOCK_TYPES) for each in models)
     lstm = range_of(
         results[DROP_IN] / results[ONNX_RUNTIMES_OPERATOR] for group, results in others.groups.items() if "LSTM" in group
     )
@@ -179,7 +181,7 @@ def targets_finding(kept: Kept) -> Iterator[str]:
         "speed-up over ONNX Runtime's operator (more is better)",
         Target("quantize float8e4m3fn", 20.0, faster, " ×", "[a division for each element](#float8)", is_least=True),
     )
-    yield from measured_line(kept["speed_beside_quark"], kept["speed_of_synthetic_models"], others, start_up, operators)
+    yield from measured_line(saved["speed_beside_quark"], saved["speed_of_synthetic_models"], others, start_up, operators)
 
 
 class Target(NamedTuple):
@@ -214,9 +216,9 @@ def _targets_table(quantity: str, *targets: Target) -> Iterator[str]:
     return table([quantity, "target", "measured", "met, or why not"], rows)
 
 
-def loading_finding(kept: Kept) -> Iterator[str]:
+def loading_finding(saved: Saved) -> Iterator[str]:
     """Yield how long optimized models load."""
-    loads = [seconds for name, seconds in kept["speed_of_synthetic_models"].groups.items() if name.endswith("/load")]
+    loads = [seconds for name, seconds in saved["speed_of_synthetic_models"].groups.items() if name.endswith("/load")]
     ratios = [each[f"{name}/{OPTIMIZED}"] / each[f"{name}/{DROP_IN}"] for each in loads for name in (*TYPES, *BLOCK_TYPES)]
     yield "A drop-in session of what `optimize` returned loads in"
     yield f"{range_text(range_of(ratios))} the time of one of the original model, with a filled cache"
@@ -227,9 +229,9 @@ def loading_finding(kept: Kept) -> Iterator[str]:
 # README.md and quark_numba/session/README.md
 
 
-def front_times_finding(kept: Kept) -> Iterator[str]:
+def front_times_finding(saved: Saved) -> Iterator[str]:
     """Yield the times of the classifier in each type, on one thread."""
-    results = kept["speed_beside_quark"]
+    results = saved["speed_beside_quark"]
     rows = []
     for name, label in FORMATS.items():
         seconds = results.groups[classifier_group(name)]
@@ -241,11 +243,11 @@ def front_times_finding(kept: Kept) -> Iterator[str]:
     yield from measured_line(results)
 
 
-def front_start_up_finding(kept: Kept) -> Iterator[str]:
+def front_start_up_finding(saved: Saved) -> Iterator[str]:
     """Yield the times of processes that make a session."""
     pairs = (SESSION, EMPTY), (SESSION, FILLED), (SESSION_WITHOUT_CACHE, FILLED)
-    first, later, uncached = (_start_up_time(kept, *each) for each in pairs)
-    start_up = kept["start_up"]
+    first, later, uncached = (_start_up_time(saved, *each) for each in pairs)
+    start_up = saved["start_up"]
     theirs = digits(start_up.groups[FILLED][FLOAT])
     yield f"The first process that makes an `InferenceSession` compiles kernels: {first} for the text-line classifier of"
     yield f"[the start](#start). Later ones take {later}, or {uncached} with `cache=False`. A process with ONNX Runtime's"
@@ -253,16 +255,16 @@ def front_start_up_finding(kept: Kept) -> Iterator[str]:
     yield ""
 
 
-def kept_models_finding(kept: Kept) -> Iterator[str]:
+def cached_models_finding(saved: Saved) -> Iterator[str]:
     """Yield the time that a cached model saves."""
-    yield f"A process that makes a session of the classifier takes {_start_up_time(kept, SESSION, FILLED)},"
-    yield f"and {_start_up_time(kept, SESSION_WITHOUT_CACHE, FILLED)} with `cache=False` ({kept['start_up'].machine})."
+    yield f"A process that makes a session of the classifier takes {_start_up_time(saved, SESSION, FILLED)},"
+    yield f"and {_start_up_time(saved, SESSION_WITHOUT_CACHE, FILLED)} with `cache=False` ({saved['start_up'].machine})."
     yield ""
 
 
-def _start_up_time(kept: Kept, who: str, group: str) -> str:
+def _start_up_time(saved: Saved, who: str, group: str) -> str:
     """Return the time of a process that makes a session of the classifier, in bfloat16 and in MX9."""
-    bfloat16, mx9 = (f"{digits(kept['start_up'].groups[group][f'{who}/{model}_model'])} s" for model in ("bf16", "mx9"))
+    bfloat16, mx9 = (f"{digits(saved['start_up'].groups[group][f'{who}/{model}_model'])} s" for model in ("bf16", "mx9"))
     return bfloat16 if bfloat16 == mx9 else f"{bfloat16} (bfloat16) or {mx9} (MX9)"
 
 
@@ -274,7 +276,7 @@ FINDINGS = (
     (README, "machines", machines_finding),
     (PERFORMANCE, "targets", targets_finding),
     (PERFORMANCE, "loading", loading_finding),
-    (SESSIONS, "kept models", kept_models_finding),
+    (SESSIONS, "cached models", cached_models_finding),
     (FRONT, "times", front_times_finding),
     (FRONT, "start-up", front_start_up_finding),
 )

@@ -7,7 +7,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from .graph import Graph
+from ..graph import Graph
 
 # In nanoseconds for each multiplication or element, on one thread of a processor with AVX2. Only the ratios matter. They were
 # fitted to 11 architectures in uint8, in int8, and with activations in uint8 and weights in int8; `pytest bench` measures the

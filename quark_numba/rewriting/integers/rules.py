@@ -12,12 +12,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import Dequantize
-from ..declaration.reasons import require, stays_if
-from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
-from .graph import Graph
-from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
-from .onnx_runtime import multiplies_exactly
+from ...declaration import Dequantize
+from ...declaration.reasons import require, stays_if
+from ...element_types import FLOAT32, INT8, INT32, UINT8, ElementType
+from ..graph import Graph
+from ..onnx_runtime import multiplies_exactly
+from .codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
 
 _MICROSOFT = "com.microsoft"
 

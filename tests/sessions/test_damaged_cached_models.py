@@ -1,4 +1,4 @@
-"""Files and folders of kept models that are damaged, exchanged, linked, or not this user's."""
+"""Files and folders of cached models that are damaged, exchanged, linked, or not this user's."""
 
 import os
 import random
@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from kept_models import EXPECTED, entry_of, kept_result, result, write
+from cached_models import EXPECTED, entry_of, kept_result, result, write
 
 import quark_numba
 from quark_numba.models import model_files, temporary

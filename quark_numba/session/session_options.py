@@ -13,7 +13,7 @@ from ..errors import errors_ignored, reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, TENSORS_FOLDER, config_entry
 
 # The entries of session options, in ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. They also apply
-# to the session that optimizes the model for the blocked layout, and are part of the key of a kept model. All other entries
+# to the session that optimizes the model for the blocked layout, and are part of the key of a cached model. All other entries
 # affect only the session that is created.
 ENTRIES = (
     "ep.cpu.qmoe_deferred_scale",

@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..declaration.reasons import NotRewrittenError, stays_if
-from ..element_types import FLOAT32
-from ..models.protos import attributes_of
-from ..region.calls import CHANNEL_AXIS
-from ..region.key import ROUND_TRIP, Program, parse
-from ..region.operators import OPERATORS
-from .blocked_codes import convolve_codes, look_up
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
-from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
+from ...declaration.reasons import NotRewrittenError, stays_if
+from ...element_types import FLOAT32
+from ...models.protos import attributes_of
+from ...region.calls import CHANNEL_AXIS
+from ...region.key import ROUND_TRIP, Program, parse
+from ...region.operators import OPERATORS
+from .arrays import NCHWC, constant_in_blocks, filter_in_blocks, padded
+from .codes import convolve_codes, look_up
+from .tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
 
 (REGION,) = OPERATORS
 

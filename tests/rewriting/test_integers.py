@@ -1,4 +1,4 @@
-"""The pass `integer_operators`: groups of 8-bit nodes that become ONNX Runtime's integer operators, and what they compute."""
+"""The pass `integers.groups`: groups of 8-bit nodes that become ONNX Runtime's integer operators, and what they compute."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from quark_numba.declaration.reasons import NotRewrittenError
 from quark_numba.element_types import find
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
-from quark_numba.rewriting import integer_operators
-from quark_numba.rewriting.integer_codes import known_codes
+from quark_numba.rewriting.integers import groups as integer_operators
+from quark_numba.rewriting.integers.codes import known_codes
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.session.build import get_or_build

@@ -12,14 +12,14 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..convolution.operators import OPERATORS
-from ..declaration.reasons import require, stays_if
-from ..element_types import FLOAT32
-from ..models.protos import attributes_of
-from ..region.calls import run_region
-from ..region.key import Program
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors
+from ...convolution.operators import OPERATORS
+from ...declaration.reasons import require, stays_if
+from ...element_types import FLOAT32
+from ...models.protos import attributes_of
+from ...region.calls import run_region
+from ...region.key import Program
 from .grids import exact_conv, grid_of_step
+from .tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors
 
 _CONV, _CONV_TO_CODES = OPERATORS
 
@@ -104,12 +104,12 @@ def look_up(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> 
 
 
 def _has_dot_products(lanes: int) -> bool:
-    from ..convolution.vectors import HAS_DOT_PRODUCTS  # which imports Numba
+    from ...convolution.vectors import HAS_DOT_PRODUCTS  # which imports Numba
 
     return HAS_DOT_PRODUCTS.get(lanes, False)
 
 
 def _has_lookup() -> bool:
-    from ..convolution.vectors import HAS_LOOKUP
+    from ...convolution.vectors import HAS_LOOKUP
 
     return HAS_LOOKUP

@@ -1,4 +1,4 @@
-"""The results of runs: which are kept in `results/`, and how they are read."""
+"""The results of runs: which are saved in `results/`, and how they are read."""
 
 import json
 from collections import defaultdict
@@ -10,7 +10,7 @@ from typing import Any
 from labels import COPY, DROP_IN, FLOAT, ONNX_RUNTIME, ONNX_RUNTIMES_OPERATOR, PROCESSOR_TIME, QUARK, group_of, label_of
 from pages import digits, in_brackets, machine_name
 
-KEPT = Path(__file__).parent / "results"
+SAVED = Path(__file__).parent / "results"
 
 THREADS = (1, 2)
 # What others are compared with, the first one that was measured.
@@ -21,7 +21,7 @@ SECONDS_FOR_TWO_THREADS, SLOWER_ON_TWO_THREADS = 1e-3, 1.1
 
 
 class Results:
-    """The kept results of one of the files with benchmarks: the seconds of each contender."""
+    """The saved results of one of the files with benchmarks: the seconds of each contender."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.date: str = content["date"]
@@ -55,17 +55,17 @@ class Results:
         return found
 
 
-Kept = dict[str, Results]
+Saved = dict[str, Results]
 
 
-def runs_of(kept: Kept) -> list[tuple[str, str, str]]:
+def runs_of(saved: Saved) -> list[tuple[str, str, str]]:
     """Return the day, the machine and the versions of each run, in the order in which pages number them."""
-    return sorted({each.run for each in kept.values()})
+    return sorted({each.run for each in saved.values()})
 
 
-def read_all() -> Kept:
+def read_all() -> Saved:
     """Return the results by the names of their files."""
-    return {path.stem: _read(path) for path in sorted(KEPT.glob("*.json"))}
+    return {path.stem: _read(path) for path in sorted(SAVED.glob("*.json"))}
 
 
 def _read(path: Path) -> Results:
@@ -73,7 +73,7 @@ def _read(path: Path) -> Results:
 
 
 def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what is kept of a run: the name of each file with benchmarks, and its results."""
+    """Yield what is saved of a run: the name of each file with benchmarks, and its results."""
     content = json.loads(path.read_text())
     machine = content["machine_info"]
     seconds: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -116,25 +116,25 @@ def slower_on_two_threads(results: Results) -> Iterator[str]:
 
 
 def faults(results: Results, before: Results | None) -> Iterator[str]:
-    """Yield why results are not kept: a busy machine, or missing contenders of the results before."""
+    """Yield why results are not saved: a busy machine, or missing contenders of the results before."""
     yield from (f"the float model of {each}" for each in slower_on_two_threads(results))
     yield from (f"no {label_of(each)}" for each in (before.contenders if before else ()) if each not in results.contenders)
 
 
 def keep(path: Path) -> bool:
-    """Keep the results of a run, and print what became slower. Return whether all were kept."""
+    """Keep the results of a run, and print what became slower. Return whether all were saved."""
     is_complete = True
     for name, content in results_of(path):
-        kept = KEPT / f"{name}.json"
-        results, before = Results(content), _read(kept) if kept.exists() else None
+        saved = SAVED / f"{name}.json"
+        results, before = Results(content), _read(saved) if saved.exists() else None
         if found := [*faults(results, before)]:
-            print(f"{name} is not kept:", *found, sep="\n  ")
+            print(f"{name} is not saved:", *found, sep="\n  ")
             is_complete = False
             continue
         ratios = before.ratios() if before else {}
         for key, ratio in results.ratios().items():
             if ratio > SLOWER * ratios.get(key, ratio):
                 print(f"slower: {', '.join(key)}: {ratio:.2f}, before {ratios[key]:.2f}")
-        KEPT.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        SAVED.mkdir(exist_ok=True)
+        saved.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return is_complete

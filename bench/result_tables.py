@@ -12,7 +12,6 @@ import models_of_onnx
 from architectures import ARCHITECTURES
 from beside_quark import CLASSIFIER, FINE_TUNED, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, cases
-from kept_results import THREADS, Kept, Results, runs_of
 from labels import (
     COPY,
     DIRECT_CALL,
@@ -42,6 +41,7 @@ from quantities import (
     ratio,
     statistic,
 )
+from saved_results import THREADS, Results, Saved, runs_of
 
 # A row is marked if the float model took so much longer or shorter than in the other rows of the same model, or if the ratio on
 # two threads is so much larger than on one.
@@ -52,17 +52,17 @@ FLOAT_MARK, RATIO_MARK = " †", " ‡"
 ON_THREADS = ", "
 
 
-def runs_list(kept: Kept) -> Iterator[str]:
+def runs_list(saved: Saved) -> Iterator[str]:
     """Yield the day, the machine and the versions of each run."""
-    for number, (date, machine, versions) in enumerate(runs_of(kept), 1):
+    for number, (date, machine, versions) in enumerate(runs_of(saved), 1):
         text = f"{number}. {date}, {machine}: {versions}"
         yield textwrap.fill(text, 140, subsequent_indent="   ", break_on_hyphens=False)
     yield ""
 
 
-def run_line(results: Results, kept: Kept) -> str:
+def run_line(results: Results, saved: Saved) -> str:
     """Return the line above a table: which run it is of, on which machine, and what its times are."""
-    number = runs_of(kept).index(results.run) + 1
+    number = runs_of(saved).index(results.run) + 1
     return f"[Run {number}](#runs), {results.date}, {results.machine}. {statistic(results)}\n"
 
 

@@ -1,4 +1,4 @@
-"""Kept models whose processes are killed, run at the same time, or have no room."""
+"""Cached models whose processes are killed, run at the same time, or have no room."""
 
 import sys
 
@@ -24,7 +24,7 @@ from quark_numba.models import model_files
 from quark_numba.session import cache_keys
 from quark_numba.session.model_cache import ModelCache
 
-from kept_models import write
+from cached_models import write
 
 place = Path({place!r})
 folder, expected, model = place / "cache", place / "expected", place / "m.onnx"
@@ -123,8 +123,8 @@ for number in range({count}):
 @pytest.mark.slow
 @sizes("steps", 2, slow=8, exhaustive=100)
 def test_less_room_than_a_model_needs(steps, tmp_path):
-    """Whichever file the system refuses, a session has the right results. A kept model is the same as with enough space. There
-    is space for the package's library."""
+    """Whichever file the system refuses, a session has the right results. A cached model is the same as with enough space.
+    There is space for the package's library."""
     run_forks(
         f"""
 import resource

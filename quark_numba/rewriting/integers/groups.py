@@ -20,15 +20,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration.reasons import NotRewrittenError
-from ..element_types import INT8, UINT8, ElementType
-from ..models.tensors import mapped
-from .graph import Graph, is_unused
-from .integer_codes import MOVES, Codes, Source, known_codes
-from .integer_costs import operator_cost, quantization_cost
-from .integer_rules import BIAS, OPERANDS, OUTPUT, RECIPROCAL, RULES, Match, divisor_of
-from .nodes import Node
-from .own_operators import COUNTERPARTS
+from ...declaration.reasons import NotRewrittenError
+from ...element_types import INT8, UINT8, ElementType
+from ...models.tensors import mapped
+from ..graph import Graph, is_unused
+from ..nodes import Node
+from ..own_operators import COUNTERPARTS
+from .codes import MOVES, Codes, Source, known_codes
+from .costs import operator_cost, quantization_cost
+from .rules import BIAS, OPERANDS, OUTPUT, RECIPROCAL, RULES, Match, divisor_of
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kept_models import EXPECTED, entry_of, result, write
+from cached_models import EXPECTED, entry_of, result, write
 from onnx_models import model
 from text_graphs import text_model
 

@@ -11,14 +11,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..declaration.reasons import NotRewrittenError, require, stays_if
-from ..element_types.tensors import from_tensor_proto, to_tensor_proto
-from ..errors import errors_ignored
-from ..linear.versions import OWN_DOMAIN
-from ..models import model_files
-from ..models.protos import attributes_of, nodes, used_names
-from ..rewriting.stand_ins import StandIns
-from .blocks import NCHWC
+from ...declaration.reasons import NotRewrittenError, require, stays_if
+from ...element_types.tensors import from_tensor_proto, to_tensor_proto
+from ...errors import errors_ignored
+from ...linear.versions import OWN_DOMAIN
+from ...models import model_files
+from ...models.protos import attributes_of, nodes, used_names
+from ...rewriting.stand_ins import StandIns
+from .arrays import NCHWC
 from .grids import grids_of
 
 # Initializers of at most this many elements may be shapes, on which other shapes depend.

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import Affine, Dequantize, Quantize
-from ..declaration.reasons import require, stays_if
-from ..element_types import FLOAT32, INT8, UINT8, ElementType
-from .graph import Graph
-from .nodes import GraphOperand, Node
+from ...declaration import Affine, Dequantize, Quantize
+from ...declaration.reasons import require, stays_if
+from ...element_types import FLOAT32, INT8, UINT8, ElementType
+from ..graph import Graph
+from ..nodes import GraphOperand, Node
 
 # Scales between these, and their products and quotients, are normal numbers of float32.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40

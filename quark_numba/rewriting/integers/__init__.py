@@ -1,0 +1,1 @@
+"""Groups of 8-bit nodes as integer operators of ONNX Runtime."""

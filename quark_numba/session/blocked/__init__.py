@@ -1,0 +1,1 @@
+"""Convolutions and regions in ONNX Runtime's blocked layout (NCHWc)."""
