@@ -45,7 +45,7 @@ from quark_numba.linear.plans import Plan
 from quark_numba.linear.versions import OWN_DOMAIN
 from quark_numba.region import device as region_device
 from quark_numba.region.gpu_loops import BLOCK_LOOP
-from quark_numba.region.granularity import GPU_LOOPS
+from quark_numba.region.granularity import GPU_LOOPS, OPERAND
 from quark_numba.region.key import parse
 
 NO_GPU = 2  # the exit status
@@ -302,10 +302,10 @@ def region_cases() -> Iterator[Case]:
 def region_launch(program: Any, shapes: list[Any], count: int, turn: int) -> Launch:
     rng, x_shape = np.random.default_rng(0), shape_of(count, shapes[0])
     others, units = [], int(np.prod(x_shape))
-    for row, axis, given in zip(program.inputs[1:], program.axes[1:], shapes[1:], strict=True):
+    for row, role, given in zip(program.inputs[1:], program.roles[1:], shapes[1:], strict=True):
         if not isinstance(given, tuple):
             values = np.asarray(given)
-        elif axis is not None:  # scales and zero points
+        elif role != OPERAND:  # scales and zero points
             values = np.abs(rng.standard_normal(given)) + 0.01
         else:
             values = rng.standard_normal(x_shape if given == shapes[0] else given, np.float32) * np.float32(30)
@@ -349,9 +349,9 @@ def region_fields(program: Any, inputs: list[np.ndarray]) -> dict[str, Any]:
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.block_size)
-    for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
+    for k, (x, role) in enumerate(zip(inputs, program.roles, strict=True)):
         if not program.inputs[k].is_scalar:
-            strided[str(k)] = x if axis is None else x.reshape(-1, *[1] * (-1 - axis))
+            strided[str(k)] = x if role == OPERAND else x.reshape(-1, *[1] * (-1 - role))
             fields["full"] |= (x.size == y.size) << k
     for name, x in strided.items():
         strides = [stride // x.itemsize for stride in np.broadcast_to(x, shape).strides]

@@ -1,26 +1,22 @@
-"""The arithmetic of one element: a scalar function of float32 values for each step.
-
-The results have the bits of ONNX Runtime's CPU provider, NaNs included, with two exceptions: if both operands are NaN, either
-one may be the result; and ONNX Runtime may compute ``activations`` otherwise.
-"""
+"""The arithmetic of one element: a scalar function of float32 values for each step (``step_operators``)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
-from ..element_types import BFLOAT16, FLOAT16, FLOAT32
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType
 from ..element_types.codecs import decoder, nearest, rounder, upper_bits_rounder
 from ..fake_quantization.arithmetic import converter as fake_converter
 from ..linear.arithmetic import converter, has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
 from .activations import fma_in_float64, formulas
-from .key import CAST, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
+from .key import Input, Program, Step
+from .step_operators import CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
 
 _f32 = np.float32
 
@@ -35,35 +31,6 @@ def _clip_above(x: Any, highest: Any) -> Any:
     return highest if x > highest else x
 
 
-def _hard_sigmoid(alpha: float, beta: float) -> Any:
-    a, b, zero, one = _f32(alpha), _f32(beta), _f32(0), _f32(1)
-    return inline(lambda x: _clip_below(_clip_above(_f32(_f32(x * a) + b), one), zero))
-
-
-_gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)  # of HardSwish
-
-# The functions of operators without attributes, except Clip.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Abs": lambda x: abs(x),
-    "Add": lambda a, b: _f32(a + b),
-    "Ceil": lambda x: np.ceil(x),
-    "Div": lambda a, b: _f32(a / b),
-    "Floor": lambda x: np.floor(x),
-    "HardSwish": lambda x: _f32(x * _gate(x)),
-    "Identity": lambda x: x,
-    "Max": lambda a, b: a if a >= b or a != a else b,
-    "Min": lambda a, b: a if a <= b or a != a else b,
-    "Mul": lambda a, b: _f32(a * b),
-    "Neg": lambda x: -x,
-    "PRelu": lambda x, slope: x if x >= _f32(0) else _f32(x * slope),
-    "Reciprocal": lambda x: _f32(_f32(1) / x),
-    "Relu": lambda x: _clip_below(x, _f32(0)),
-    "Sign": lambda x: _f32(1) if x > _f32(0) else _f32(-1) if x < _f32(0) else x if x != x else _f32(0),
-    "Sqrt": lambda x: np.sqrt(x),
-    "Sub": lambda a, b: _f32(a - b),
-}
-
-
 @inline
 def _choose(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
@@ -71,17 +38,10 @@ def _choose(condition: Any, a: Any, b: Any) -> Any:
 
 _fma = fma if HAS_FMA else inline(fma_in_float64(_choose))
 
-_PLAIN = {
-    **{operator: inline(function) for operator, function in _FUNCTIONS.items()},
+# The functions of operators without attributes.
+_FUNCTIONS = {
+    **{name: inline(row.element) for name, row in STEP_OPERATORS.items() if row.element and not row.attributes},
     **formulas(inline, _fma, _choose),
-}
-
-# For operators with attributes: (attributes of a step) -> the function of the step. These functions are not cached, because 0
-# and -0 would be the same key.
-_WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
-    "HardSigmoid": _hard_sigmoid,
-    "LeakyRelu": lambda alpha: inline(lambda x: x if x >= _f32(0) else _f32(_f32(alpha) * x)),
-    "ThresholdedRelu": lambda alpha: inline(lambda x: x if x > _f32(alpha) else _f32(0)),
 }
 
 
@@ -96,9 +56,10 @@ def function(step: Step, inputs: tuple[Input, ...]) -> Any:
         return decoder(inputs[step.present[0]].element_type)
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
-    if step.operator in _PLAIN:
-        return _PLAIN[step.operator]
-    return _WITH_ATTRIBUTES[step.operator](**dict(step.attributes))
+    if step.operator in _FUNCTIONS:
+        return _FUNCTIONS[step.operator]
+    factory: Any = STEP_OPERATORS[step.operator].element
+    return inline(factory(**dict(step.attributes)))  # not cached: 0 and -0 would be the same key
 
 
 @functools.cache
@@ -119,7 +80,7 @@ def reciprocal_round_trip(key: Key) -> tuple[Any, Any]:
     """Return two functions for a round trip that multiplies by the reciprocal of the scale, which is faster than the round trip
     of ``linear``. The first one is (x, reciprocal, scale, zero point) -> y, or None if there is no such function. The second
     one is (scale, zero point) -> whether the first one can be used with them."""
-    if key.quantized.name in _FLOAT8 and key.saturate:
+    if key.saturate and _is_float8(key.quantized):
         return _float8_round_trip(key)
     if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
         return reciprocal_converter(key), has_reciprocal(key)
@@ -137,14 +98,15 @@ def reciprocal_round_trip(key: Key) -> tuple[Any, Any]:
     return inline(round_trip), inline(has_unit_scale)
 
 
-# Float types of 8 bits with NaN and -0.
-_FLOAT8 = ("float8e4m3fn", "float8e5m2")
+def _is_float8(element_type: ElementType) -> bool:
+    """Return whether a type is a float of 8 bits with -0. Each of these has NaN, too."""
+    return element_type.bits == 8 and not element_type.is_integer and bool(np.signbit(element_type.dtype.type(-0.0)))
 
 
 def _float8_round_trip(key: Key) -> tuple[Any, Any]:
-    """Return `reciprocal_round_trip` for the types of _FLOAT8. The function makes no codes, and takes the scale instead of its
-    reciprocal. It saturates before rounding, because only a value above the largest one could round beyond it. A NaN keeps its
-    sign, and becomes the value of the type's code for NaN."""
+    """Return `reciprocal_round_trip` for a float of 8 bits with -0. The function makes no codes, and takes the scale instead of
+    its reciprocal. It saturates before rounding, because only a value above the largest one could round beyond it. A NaN keeps
+    its sign, and becomes the value of the type's code for NaN."""
     round_to_nearest, highest = nearest(key.quantized), _f32(key.quantized.highest)
     decode, nan = decoder(key.quantized), key.quantized.storage.type(key.quantized.nan)
 

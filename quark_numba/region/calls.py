@@ -1,4 +1,4 @@
-"""A program on arrays: each step is a numpy function, or a round trip of another family."""
+"""A program on arrays: each step is a numpy function, or a round trip of another family (``step_operators``)."""
 
 from __future__ import annotations
 
@@ -9,59 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..errors import counted
-from ..fake_quantization.operators import FAKE_QUANTIZE
-from ..linear.calls import quantize_dequantize
-from .activations import ACTIVATIONS, on_arrays
-from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
+from .granularity import OPERAND
+from .key import Program, parse
+from .step_operators import BLOCK_ROUND_TRIPS, STEP_OPERATORS
 
 # The possible numbers of lanes. A lane is a channel of a block of the blocked layout. The size of a tile is a multiple of each.
 LANES = (2, 4, 8, 16, 32, 64)
-
-_f32 = np.float32
-_BOUNDS = np.finfo(_f32)
-
-
-def _clip(x: Any, lowest: Any = None, highest: Any = None) -> Any:
-    lowest, highest = (_BOUNDS.min if lowest is None else lowest), (_BOUNDS.max if highest is None else highest)
-    return np.minimum(np.maximum(x, lowest), highest)
-
-
-def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
-    return _clip(x * _f32(alpha) + _f32(beta), _f32(0), _f32(1))
-
-
-_STEPS: dict[str, Callable[..., Any]] = {
-    "Abs": np.abs,
-    "Add": np.add,
-    "Cast": lambda x, to: np.asarray(x, _f32),
-    "Ceil": np.ceil,
-    "Clip": _clip,
-    "Div": np.divide,
-    "Floor": np.floor,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": lambda x: x * _hard_sigmoid(x, float(_f32(1) / _f32(6)), 0.5),
-    "Identity": np.array,
-    "LeakyRelu": lambda x, alpha: np.where(x < 0, x * _f32(alpha), x),
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Mul": np.multiply,
-    "Neg": np.negative,
-    "PRelu": lambda x, slope: np.where(x >= 0, x, x * slope),
-    "Reciprocal": lambda x: _f32(1) / x,
-    "Relu": lambda x: np.maximum(x, _f32(0)),
-    "Sign": np.sign,
-    "Sqrt": np.sqrt,
-    "Sub": np.subtract,
-    "ThresholdedRelu": lambda x, alpha: np.where(x > _f32(alpha), x, _f32(0)),
-    **{operator: functools.partial(on_arrays, operator) for operator in ACTIVATIONS},
-    ROUND_TRIP: quantize_dequantize,
-    FAKE_QUANTIZE.name: FAKE_QUANTIZE.call,
-    "BFPQuantizeDequantize": bfp_quantize_dequantize,
-    "MXQuantizeDequantize": mx_quantize_dequantize,
-}
-
 
 # The axis of channels in the blocked layout.
 CHANNEL_AXIS = -3
@@ -93,10 +47,10 @@ def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None)
     """Return the result of a program. In the blocked layout `channels` is the node's attribute, and tensors have five
     dimensions here. In ONNX's layout `channels` is None."""
     values: list[Any] = list(inputs)
-    shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, program.axes, strict=True) if axis is None))
+    shape = np.broadcast_shapes(*(x.shape for x, role in zip(inputs, program.roles, strict=True) if role == OPERAND))
     with np.errstate(all="ignore"):
         for step in program.steps:
-            call = functools.partial(_STEPS[step.operator], **dict(step.attributes))
+            call = functools.partial(STEP_OPERATORS[step.operator].array, **dict(step.attributes))
             operands: list[Any] = [None if operand is None else values[operand] for operand in step.operands]
             if step.operator in BLOCK_ROUND_TRIPS:
                 operands = [np.broadcast_to(operands[0], shape)]
@@ -136,7 +90,7 @@ def check_layout(program: Program, lanes: int, channels: int) -> None:
         raise ValueError(f"lanes is {lanes}; expected 0 or one of {LANES}")
     if channels < 0 or (channels and not lanes):
         raise ValueError(f"channels is {channels} with lanes {lanes}; expected 0, or a number of channels with lanes")
-    if lanes and any(axis is not None and axis < 0 for axis in program.axes):
+    if lanes and any(role < 0 for role in program.roles):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
     if lanes and program.block_axis not in (0, CHANNEL_AXIS):
         raise ValueError(f"program has blocks along an axis other than {CHANNEL_AXIS}, as the blocked layout does not allow")

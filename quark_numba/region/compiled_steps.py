@@ -15,7 +15,8 @@ from ..compiling.cache import find_record, keep_record, load_function, reference
 from ..compiling.lock import created_cache
 from ..element_types import FLOAT32, find
 from .dispatch import TABLE
-from .key import ROUND_TRIP, ZERO_POINTS, Input, Program, Step
+from .key import ZERO_POINTS, Input, Program, Step
+from .step_operators import ROUND_TRIP
 
 # A program: (the address of the addresses of the inputs' elements, the address of y, the number of elements).
 _PROGRAM = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)

@@ -18,8 +18,9 @@ from . import arithmetic
 from .element_source import ElementWriter, bind_steps
 from .gpu_loops import BLOCK_LOOP, work_of
 from .granularity import GPU_LOOPS
-from .key import BLOCK_ROUND_TRIPS, Program
+from .key import Program
 from .loops import Apply
+from .step_operators import BLOCK_ROUND_TRIPS
 
 # The number of elements in a vector of float32. A thread computes this many elements of y, or one block.
 COUNT = VECTOR // 4

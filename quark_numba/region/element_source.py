@@ -6,8 +6,9 @@ from typing import Any
 
 from ..fake_quantization.arithmetic import preparer
 from . import arithmetic, loops
-from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, Program
+from .key import Program
 from .loops import Apply, Load, Reduce, Store
+from .step_operators import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE
 
 
 def bind_steps(program: Program) -> dict[str, Any]:

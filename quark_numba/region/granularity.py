@@ -26,19 +26,20 @@ FIRST_OF_Y = WRONG_AXIS
 # The nested loops of a kernel on a GPU.
 GPU_LOOPS = 4
 
-# Stands for the axis of an input that broadcasts; `Program.axes` has None for it.
-OPERAND = 1
+# The roles of a program's inputs: an operand, which broadcasts; a scale or a zero point of one element. A negative number is
+# the role of several scales or zero points: their axis of y.
+OPERAND, ONE_PARAMETER = 1, 0
 
 
 class Operands(NamedTuple):
-    """The inputs of a node, as arrays: `ranks` has one element for each input. `axes` and `scalars` may have more elements than
-    there are inputs."""
+    """The inputs of a node, as arrays: `ranks` has one element for each input. `roles` and `scalars` may have more elements
+    than there are inputs."""
 
     # One array for all inputs: `shape_stride` elements for each, of which the last ones are the dimensions. An array of two
     # dimensions takes a second longer to compile.
     shapes: Any
     ranks: Any
-    axes: Any  # OPERAND; or the negative axis of several scales or zero points; or 0 for a single one
+    roles: Any
     scalars: Any  # whether the program expects one element
     shape_stride: int
 
@@ -47,9 +48,9 @@ def split_channels(operands: Operands, lanes: int) -> int:
     """Replace each shape (N, C, H, W) by (N, C / lanes, H, W, lanes), the order in which a blocked tensor is stored, or by (N,
     1, H, W, 1) if C is 1. Return the number of the first input whose C is neither 1 nor a multiple of `lanes`, or -1 if there
     is no such input."""
-    shapes, ranks, axes, _, stride = operands
+    shapes, ranks, roles, _, stride = operands
     for k in range(len(ranks)):
-        if axes[k] != OPERAND or ranks[k] != 4:
+        if roles[k] != OPERAND or ranks[k] != 4:
             continue
         end = (k + 1) * stride
         channels = shapes[end - 3]
@@ -70,16 +71,16 @@ def join_channels(shape: Any, joined: Any) -> None:
 def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
     """Write the shape to which all operands broadcast to the end of `shape`, which has `shape_stride` elements. Return (the
     number of an operand that cannot be broadcast with the others, or -1; the rank)."""
-    shapes, ranks, axes, _, stride = operands
+    shapes, ranks, roles, _, stride = operands
     count = len(ranks)
     rank = 0
     for k in range(count):
-        if axes[k] == OPERAND and ranks[k] > rank:
+        if roles[k] == OPERAND and ranks[k] > rank:
             rank = ranks[k]
     for d in range(stride - rank, stride):
         shape[d] = 1
         for k in range(count):
-            if axes[k] == OPERAND and d >= stride - ranks[k] and shapes[k * stride + d] != 1:
+            if roles[k] == OPERAND and d >= stride - ranks[k] and shapes[k * stride + d] != 1:
                 if shape[d] != 1 and shape[d] != shapes[k * stride + d]:
                     return k, rank
                 shape[d] = shapes[k * stride + d]
@@ -89,7 +90,7 @@ def broadcast(operands: Operands, shape: Any) -> tuple[int, int]:
 def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int, int]:
     """Write the shape of y to the end of `shape`, and return (fault, number of the faulty input, rank). In the blocked layout
     `lanes` is the number of channels in a block, and tensors get five dimensions. In ONNX's layout `lanes` is 0."""
-    shapes, ranks, axes, scalars, stride = operands
+    shapes, ranks, roles, scalars, stride = operands
     count = len(ranks)
     faulty_input = split_channels(operands, lanes) if lanes else -1
     if faulty_input >= 0:
@@ -101,7 +102,8 @@ def write_y_shape(operands: Operands, lanes: int, shape: Any) -> tuple[int, int,
         for d in range(stride - ranks[k], stride):
             if scalars[k] and shapes[k * stride + d] != 1:
                 return NOT_ONE, k, rank
-        if axes[k] < 0 and not (ranks[k] == 1 and -axes[k] <= rank and shape[stride + axes[k]] == shapes[(k + 1) * stride - 1]):
+        role, length = roles[k], shapes[(k + 1) * stride - 1]
+        if role < 0 and not (ranks[k] == 1 and -role <= rank and shape[stride + role] == length):
             return NOT_ALIKE, k, rank
     return NO_FAULT, 0, rank
 
@@ -142,7 +144,7 @@ def merge_dimensions(operands: Operands, axis: int, shape: Any, lengths: Any, ma
     `shape`, except for those of length 1. Neighbouring dimensions are merged if every input has both or neither of them. Bit k
     of a dimension's mask is set if input k has the dimension. The bit after the bits of the inputs marks the dimension `axis`,
     which is never merged (0 for none)."""
-    shapes, ranks, axes, _, stride = operands
+    shapes, ranks, roles, _, stride = operands
     count, rank = len(ranks), len(shape)
     dimensions = 0
     for d in range(rank):
@@ -151,8 +153,8 @@ def merge_dimensions(operands: Operands, axis: int, shape: Any, lengths: Any, ma
         end = rank - d
         mask = (axis == -end) << count
         for k in range(count):
-            has_dimension = axes[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * stride - end] != 1
-            mask |= (has_dimension or axes[k] == -end) << k
+            has_dimension = roles[k] == OPERAND and ranks[k] >= end and shapes[(k + 1) * stride - end] != 1
+            mask |= (has_dimension or roles[k] == -end) << k
         if dimensions and masks[dimensions - 1] == mask:
             lengths[dimensions - 1] *= shape[d]
         else:

@@ -10,60 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..block.granularity import MAX_ROWS, Format
 from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
-from ..block.operators import QUARK_OPERATORS as BLOCK_OPERATORS
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, find
 from ..fake_quantization.key import FORMS, select
 from ..fake_quantization.key import Key as FakeKey
-from ..fake_quantization.operators import FAKE_QUANTIZE as _FAKE_QUANTIZE
-from ..linear.versions import VERSIONS
-from .activations import ACTIVATIONS
+from .granularity import ONE_PARAMETER, OPERAND
+from .step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, ROUND_TRIP_VERSION, STEP_OPERATORS
 
 if TYPE_CHECKING:
     import onnx
-
-# The step that quantizes and dequantizes: (x, scale, zero point) -> y.
-(_ROUND_TRIP,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
-ROUND_TRIP = _ROUND_TRIP.name
-
-# The step of fake quantization: (x, parameters of the form...) -> y. The parameters broadcast, as operands do.
-FAKE_QUANTIZE = _FAKE_QUANTIZE.name
-
-# The steps that round to block formats, with the defaults of their attributes.
-BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
-    operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in BLOCK_OPERATORS
-}
-
-# The domains of steps that are not operators of ONNX.
-DOMAINS = {
-    _ROUND_TRIP.name: _ROUND_TRIP.domain,
-    **{operator.name: operator.domain for operator in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)},
-}
-
-# The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
-UNARY: Mapping[str, Mapping[str, float]] = {
-    **{name: {} for name in ("Abs", "Ceil", "Floor", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sign", "Sqrt")},
-    **{name: {} for name in ACTIVATIONS},
-    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
-    "LeakyRelu": {"alpha": 0.01},
-    "ThresholdedRelu": {"alpha": 1.0},
-}
-# The step that converts an input of another type to float32.
-CAST = "Cast"
-BINARY = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
-OPERANDS = {
-    **dict.fromkeys((CAST, *UNARY, *BLOCK_ROUND_TRIPS), (1, 1)),
-    **dict.fromkeys(BINARY, (2, 2)),
-    "Clip": (1, 3),
-    ROUND_TRIP: (3, 3),
-    FAKE_QUANTIZE: (1, 1 + max(len(form.parameters) for form in FORMS.values())),
-}
 
 # The limits of a program. A stream is an input of more than one element, and takes space on the stack of each thread.
 MAX_INPUTS, MAX_STREAMS, MAX_STEPS = 48, 16, 64
 
 # The element types of zero points: the operator's types of at least 4 bits. For inputs that may differ in type, ONNX Runtime
 # does not support smaller types.
-ZERO_POINTS = tuple(each for each in _ROUND_TRIP.quantized if each.bits >= 4)
+ZERO_POINTS = tuple(each for each in ROUND_TRIP_VERSION.quantized if each.bits >= 4)
 
 # The element types of inputs that may be cast.
 CASTS = (FLOAT16, BFLOAT16)
@@ -125,18 +86,18 @@ class Program(NamedTuple):
         inputs = (f"{kind}{'[1]' * x.is_scalar} {name}" for kind, x, name in zip(types, self.inputs, names, strict=False))
         lines = []
         for step, name in zip(self.steps, names[len(self.inputs) :], strict=True):
-            operator = f"{DOMAINS[step.operator]}.{step.operator}" if step.operator in DOMAINS else step.operator
+            domain = STEP_OPERATORS[step.operator].domain
+            operator = f"{domain}.{step.operator}" if domain else step.operator
             attributes = ", ".join(f"{key}: {_attribute(value)}" for key, value in step.attributes)
             operands = ", ".join('""' if operand is None else names[operand] for operand in step.operands)
             lines.append(f"  {name} = {operator} {f'<{attributes}> ' if attributes else ''}({operands})")
         return "\n".join([f"region ({', '.join(inputs)}) => (float y) {{", *lines, "}"])
 
     @property
-    def axes(self) -> tuple[int | None, ...]:
-        """The role of each input. None is an operand, which broadcasts. 0 is a scale or zero point of one element. A negative
-        number is a scale or zero point of one dimension, along this axis of y."""
-        axes = dict(self.uses())
-        return tuple(axes[number] for number in range(len(self.inputs)))
+    def roles(self) -> tuple[int, ...]:
+        """The role of each input, as in ``granularity``: OPERAND, ONE_PARAMETER, or the axis of several parameters."""
+        roles = dict(self.uses())
+        return tuple(roles[number] for number in range(len(self.inputs)))
 
     @property
     def streams(self) -> list[int]:
@@ -162,13 +123,15 @@ class Program(NamedTuple):
         """Return whether the parameters of a step, which are inputs, have one element each."""
         return all(self.inputs[parameter].is_scalar for parameter in step.present[1:])
 
-    def uses(self) -> Iterator[tuple[int, int | None]]:
-        """Yield, for each use of an input, its number and its role there, as in `axes`."""
+    def uses(self) -> Iterator[tuple[int, int]]:
+        """Yield, for each use of an input, its number and its role there."""
         for step in self.steps:
             for index, operand in enumerate(step.operands):
                 if operand is not None and operand < len(self.inputs):
-                    is_parameter = step.operator == ROUND_TRIP and index > 0
-                    yield operand, None if not is_parameter else 0 if self.inputs[operand].is_scalar else step.axis
+                    role = OPERAND
+                    if step.operator == ROUND_TRIP and index > 0:
+                        role = ONE_PARAMETER if self.inputs[operand].is_scalar else step.axis
+                    yield operand, role
 
 
 @functools.cache
@@ -197,16 +160,6 @@ def parse(text: str) -> Program:
     return program
 
 
-# The defaults of the attributes of steps.
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    **UNARY,
-    **BLOCK_ROUND_TRIPS,
-    ROUND_TRIP: {"axis": 0, "saturate": 1},
-    FAKE_QUANTIZE: {"form": "", "rounding_mode": "ROUND"},
-    CAST: {"to": FLOAT32.number},
-}
-
-
 def _input(value: onnx.ValueInfoProto, index_of: Mapping[str, int]) -> Input:
     tensor = value.type.tensor_type
     element_type, dimensions = find(tensor.elem_type), [dimension.dim_value for dimension in tensor.shape.dim]
@@ -226,7 +179,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], index_of: Mapping[str, int]
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     _refuse(place, _node_faults(node, attributes, index_of))
     texts = {name: value.decode("utf-8", "replace") for name, value in attributes.items() if isinstance(value, bytes)}
-    all_attributes = tuple(sorted({**_DEFAULTS.get(node.op_type, {}), **attributes, **texts}.items()))
+    all_attributes = tuple(sorted({**STEP_OPERATORS[node.op_type].attributes, **attributes, **texts}.items()))
     step = Step(node.op_type, tuple(index_of.get(name) for name in node.input), all_attributes)
     try:
         faults = [*_format_faults(step), *_operand_faults(step, inputs, node.input)]
@@ -253,9 +206,11 @@ def _size_faults(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _node_faults(node: onnx.NodeProto, attributes: Mapping[str, Any], index_of: Mapping[str, int]) -> Iterator[str]:
-    (fewest, most), defaults = OPERANDS.get(node.op_type, (0, 0)), _DEFAULTS.get(node.op_type, {})
-    if not most or node.domain != DOMAINS.get(node.op_type, ""):
-        yield f"is unknown; expected one of {', '.join(OPERANDS)}"
+    operator = STEP_OPERATORS.get(node.op_type)
+    if operator is None or node.domain != operator.domain:
+        yield f"is unknown; expected one of {', '.join(STEP_OPERATORS)}"
+        return
+    fewest, most, defaults = operator.fewest, operator.most, operator.attributes
     if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
         yield f"has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output"
     for name, value in attributes.items():
@@ -312,9 +267,9 @@ def _use_faults(program: Program, names: list[str], outputs: list[str]) -> Itera
     kinds = {(program.steps[number].axis, each.block) for number, each in program.block_formats.items()}
     if len(kinds) > 1:
         yield f"has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one"
-    axes = program.axes
-    for operand, axis in program.uses():
-        if axis != axes[operand]:
+    roles = program.roles
+    for operand, role in program.uses():
+        if role != roles[operand]:
             yield f"uses {names[operand]} in two ways; expected an input for each"
 
 

@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ..block.tiles import closed_function, has_ordinary_functions
-from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program, Step
+from .key import Program, Step
+from .step_operators import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP
 
 # The ways to compute an element of a step: call the function of the step; multiply by a reciprocal (some round trips); round by
 # the anchor of the element's block; or return the operand unchanged.

@@ -9,7 +9,7 @@ from ..declaration import Attribute, Operator, Parameter, Tensor
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .calls import blocked_shape, check_inputs, check_layout, run_region
-from .granularity import FAULTS
+from .granularity import FAULTS, OPERAND
 from .key import parse
 
 
@@ -18,11 +18,11 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     check_inputs(program, len(inputs))
     check_layout(program, lanes, attributes["channels"])
     shapes = []
-    for number, (tensor, expected, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
+    for number, (tensor, expected, role) in enumerate(zip(inputs, program.inputs, program.roles, strict=True)):
         found = tensor.element_type if tensor else None
         if found and found != expected.element_type:
             raise TypeError(f"input {number} has element type {found.name}; expected {expected.element_type.name}")
-        if axis is None:
+        if role == OPERAND:
             operand_shape = tensor.shape if tensor else None
             if lanes and operand_shape is not None:
                 operand_shape = blocked_shape(operand_shape, lanes, number) or operand_shape
@@ -44,8 +44,8 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
 
 def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
     """Return an operator of ONNX whose output has the shape of y: the Sum of the operands that broadcast."""
-    axes = parse(attributes["program"]).axes
-    return "Sum", [*dict.fromkeys(name for name, axis in zip(inputs, axes, strict=True) if axis is None)], {}
+    roles = parse(attributes["program"]).roles
+    return "Sum", [*dict.fromkeys(name for name, role in zip(inputs, roles, strict=True) if role == OPERAND)], {}
 
 
 OPERATORS = (

@@ -48,8 +48,9 @@ from ..compiling.text import branch, indented
 from . import arithmetic, loops
 from .block_source import BlockWriter, bind_ordinary
 from .element_source import ElementWriter, bind_steps
-from .key import ROUND_TRIP, Program
+from .key import Program
 from .loops import Apply, Choice, Conversion, LoopBody, Part
+from .step_operators import ROUND_TRIP
 
 # The number of elements of a tile, if the program does not round to block formats. A tile stays in the first-level cache.
 TILE = 1 << 10

@@ -16,7 +16,7 @@ import onnxruntime
 from ..errors import MissingFileError, WriteError, reason_of, reraise_of_signal_handler
 from ..models.model_files import LEAST_APART, MAX_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
-from ..region.key import OPERANDS
+from ..region.step_operators import STEP_OPERATORS
 from .graph import Graph
 from .stand_ins import skeleton
 
@@ -118,4 +118,4 @@ def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:
     """Return whether a node may be a step of a region."""
-    return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS
+    return node.domain in ("", "ai.onnx") and node.op_type in STEP_OPERATORS

@@ -16,8 +16,9 @@ from ..element_types import FLOAT32
 from ..region import key as programs
 from ..region.activations import ACTIVATIONS
 from ..region.granularity import GPU_LOOPS
-from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
+from ..region.key import CASTS, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
+from ..region.step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
 from . import casts
 from .activation_probe import ON_CUDA, OTHERWISE, is_computed_alike
 from .fusions import fused_values
@@ -64,7 +65,8 @@ class _Steps:
         """Return the step for a node, or None if the node cannot be a step."""
         if known := self.graph.node(node):
             return self._quantization(known)
-        if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
+        operator = STEP_OPERATORS.get(node.op_type)
+        if node.domain or operator is None or operator.domain or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.count_left(node, self.fused[node.outputs[0].name])
@@ -90,13 +92,13 @@ class _Steps:
         return None
 
     def _elementwise(self, node: ir.Node) -> Step | None:
-        fewest, most = programs.OPERANDS[node.op_type]
-        attributes = dict(programs.UNARY.get(node.op_type, {}))
+        operator = STEP_OPERATORS[node.op_type]
+        attributes = dict(operator.attributes)
         for name, attribute in node.attributes.items():
             if name not in attributes or attribute.is_ref() or attribute.type.name != "FLOAT":
                 return None
             attributes[name] = attribute.as_float()
-        if not fewest <= len(node.inputs) <= most or None in node.inputs[:fewest]:
+        if not operator.fewest <= len(node.inputs) <= operator.most or None in node.inputs[: operator.fewest]:
             return None
         # Whether ONNX Runtime takes 0 or -0 as the larger one depends on their position in the tensor.
         if node.op_type in ("Max", "Min") and not any(map(self._is_nonzero, node.inputs)):

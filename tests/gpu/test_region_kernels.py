@@ -20,8 +20,9 @@ import quark_numba
 from quark_numba.element_types import FLOAT32, packing
 from quark_numba.region import calls, device
 from quark_numba.region.gpu_loops import BLOCK_LOOP
-from quark_numba.region.granularity import GPU_LOOPS
+from quark_numba.region.granularity import GPU_LOOPS, OPERAND
 from quark_numba.region.key import parse
+from quark_numba.region.step_operators import STEP_OPERATORS
 
 pytestmark = pytest.mark.compiled
 
@@ -137,13 +138,13 @@ def parsed(name):
 
 def inputs_of(program, shapes, rng):
     inputs = []
-    for x, shape, axis in zip(program.inputs, shapes, program.axes, strict=True):
+    for x, shape, role in zip(program.inputs, shapes, program.roles, strict=True):
         each = rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)
-        if axis is None and not x.is_scalar:
+        if role == OPERAND and not x.is_scalar:
             each = np.where(rng.random(shape) < 0.1, rng.choice(samples.SPECIAL, shape), each)
             if program.block_size and len(inputs) == 0:
                 each = values(shape, "float32")
-        elif axis is not None:
+        elif role != OPERAND:
             each = rng.integers(-3, 4, shape) if x.element_type.name.startswith("int") else np.abs(each) + 0.01
         with np.errstate(over="ignore"):
             inputs.append(np.asarray(each, np.float32).astype(x.element_type.dtype))
@@ -153,7 +154,8 @@ def inputs_of(program, shapes, rng):
 def run_steps(program, inputs):
     """Return the result of a program, from numpy's steps, and for block formats from the oracle."""
     steps = {"BFPQuantizeDequantize": oracle.bfp, "MXQuantizeDequantize": oracle.mx}
-    with mock.patch.dict(calls._STEPS, steps):
+    rows = {name: STEP_OPERATORS[name]._replace(array=call) for name, call in steps.items()}
+    with mock.patch.dict(STEP_OPERATORS, rows):
         return np.ascontiguousarray(calls.run_region(*inputs, program=program.text))
 
 
@@ -166,10 +168,10 @@ def fields_of(program, inputs, y, buffers):
         order.insert(BLOCK_LOOP, axis)
         fields["rows"], strided["_y"] = lengths[axis], y
         lengths[axis] = -(-lengths[axis] // program.block_size)
-    for k, (x, axis) in enumerate(zip(inputs, program.axes, strict=True)):
+    for k, (x, role) in enumerate(zip(inputs, program.roles, strict=True)):
         fields[f"x{k}"] = buffers[k]
         if not program.inputs[k].is_scalar:
-            strided[k] = x.reshape(-1, *[1] * (-1 - axis)) if axis is not None else x
+            strided[k] = x if role == OPERAND else x.reshape(-1, *[1] * (-1 - role))
             fields["full"] |= (x.size == y.size) << k
     for k, x in strided.items():
         strides = [stride // x.itemsize for stride in np.broadcast_to(x, shape).strides]
@@ -239,7 +241,7 @@ def test_programs_of_a_network(variant, tmp_path):
     assert sum(program.block_size > 0 for program in programs) >= 7
     for program in programs:
         y_shape = 2, 40, 3, 40
-        shapes = [() if axis == 0 else y_shape if axis is None else (y_shape[axis],) for axis in program.axes]
+        shapes = [y_shape if role == OPERAND else (y_shape[role],) if role < 0 else () for role in program.roles]
         shapes = [() if x.is_scalar else shape for x, shape in zip(program.inputs, shapes, strict=True)]
         check_bits(program, [shapes], run_program=run_node)
         check_assembled(program, tmp_path)

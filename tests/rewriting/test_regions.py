@@ -1,6 +1,8 @@
 """The pass `regions` and its nodes: connected elementwise nodes become one node, which gives the same values."""
 
 import itertools
+import re
+from pathlib import Path
 
 import architectures
 import block_samples
@@ -33,9 +35,8 @@ from quark_numba import optimize, reference_ops, to_tensor_proto
 from quark_numba.catalog import OPERATORS
 from quark_numba.declaration import Tensor
 from quark_numba.element_types import find
-from quark_numba.region.arithmetic import _PLAIN, _WITH_ATTRIBUTES
-from quark_numba.region.calls import _STEPS, run_region
-from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.region.calls import run_region
+from quark_numba.region.key import CASTS, parse
 from quark_numba.region.loops import (
     ANCHOR,
     UNCHANGED,
@@ -48,11 +49,14 @@ from quark_numba.region.loops import (
     exact_parts,
     ordinary_parts,
 )
+from quark_numba.region.step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
+from quark_numba.rewriting import regions
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.regions import MERGED
 
-STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS})
+STEPS = sorted(set(STEP_OPERATORS) - {CAST, ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS})
+BINARY = [name for name in STEPS if STEP_OPERATORS[name].fewest == 2]
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
 
 # Every kind of float32, ties of integer types among them.
@@ -65,9 +69,8 @@ GRID = np.stack(np.meshgrid(SPECIAL, SPECIAL))
 def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **attributes):
     """Return a model of a step and a round trip of its result, through int8 by default. If not `is_first`, the step follows the
     round trip of x instead. Clip has bounds."""
-    _, most = OPERANDS[name]
     inputs = ["x", "other"][: 2 if name in BINARY else 1]
-    inputs += ["lowest", "highest"][: most - 1] if name == "Clip" else []
+    inputs += ["lowest", "highest"] * (name == "Clip")
     if is_first:
         nodes = [helper.make_node(name, inputs, ["v"], **attributes), *pair("v", "codes", "y")]
     else:
@@ -92,10 +95,12 @@ def merge(nodes, feeds, initializers=(), opset=17):
     return assert_merged(model(nodes, inputs, ["y"], initializers=initializers, opset=opset), feeds)
 
 
-def test_each_step_has_its_functions():
-    assert set(_STEPS) == set(OPERANDS)
-    assert set(_WITH_ATTRIBUTES) == {name for name, defaults in UNARY.items() if defaults}
-    assert set(_PLAIN) == {*UNARY, *BINARY} - set(_WITH_ATTRIBUTES)
+def test_each_step_is_on_the_page():
+    """The page of `optimize` names each operator that may be a step."""
+    page = Path(regions.__file__).with_name("README.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("- The steps are")
+    named = set(re.findall(r"`(\w+)`", section.partition("\n- A step gives")[0]))
+    assert named - {"optimize"} == set(STEP_OPERATORS)
 
 
 @pytest.mark.compiled
@@ -119,7 +124,7 @@ def test_steps_give_what_onnx_runtime_gives(name, is_first):
 
 @pytest.mark.compiled
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [*UNARY, "Clip"])
+@pytest.mark.parametrize("name", sorted(set(STEPS) - {*BINARY}))
 def test_every_float32(name):
     """Each step of one operand gives the bits of ONNX Runtime's own node. Clip has no bounds, and attributes have their
     defaults."""

@@ -18,4 +18,8 @@ There is a module for each family. It contains
 - optionally ``prepare(state_address, constants_address)`` and ``destroy(state_address)``. Nodes that are alike share a state
   unless there is a ``prepare``, which returns the address of the state of one node, or 0 if memory runs out. It gets two words
   for each input: the address of a constant's elements and their number, or zeros if the input is not a constant.
+
+At the end of a session, ``destroy`` frees what ``prepare`` allocated (``convolution`` and ``recurrent`` have the two). Nothing
+is freed of other nodes: their states are shared and never freed (``compiling.lifetimes``), and what ``compute`` allocates, it
+frees before it returns.
 """

@@ -30,9 +30,9 @@ STATE = context.state_dtype(
     "program",  # the C function of the program
     "count",  # the number of inputs
     "streams",  # the number of inputs with more than one element
-    # For each input: its axis, as in granularity.Operands; whether it has one element; the C function that converts it to the
+    # For each input: its role, as in granularity; whether it has one element; the C function that converts it to the
     # program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
-    *((name, np.int64, MAX_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
+    *((name, np.int64, MAX_INPUTS) for name in ("roles", "scalars", "widen", "itemsizes")),
     # About the steps that round to block formats; 0 if the program has none.
     "block",  # elements in a block
     "group_size",  # the rows of a tile are a multiple of it
@@ -73,7 +73,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     numbers = {
         "count": len(inputs),
         "streams": len(program.streams),
-        "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
+        "roles": program.roles,
         "scalars": tuple(x.is_scalar for x in inputs),
         "itemsizes": tuple(
             0 if x.is_scalar else dtype.itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
@@ -100,8 +100,8 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
             for function in (prepare_function(block_format), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
-            None if axis is None else widen_function(x.element_type, dtype.type)
-            for x, axis, dtype in zip(key.inputs, key.axes, input_dtypes(key), strict=True)
+            None if role == OPERAND else widen_function(x.element_type, dtype.type)
+            for x, role, dtype in zip(key.inputs, key.roles, input_dtypes(key), strict=True)
         ),
     }
 
@@ -128,7 +128,7 @@ def read_inputs(state: Any, context_address: int) -> Any:
         ranks[k] = dimensions.size
         for d in range(dimensions.size):
             shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
-    operands = Operands(shapes, ranks, state.axes, state.scalars, MAX_RANK)
+    operands = Operands(shapes, ranks, state.roles, state.scalars, MAX_RANK)
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, faulty_input, rank = _write_y_shape(operands, state.lanes, lengths)
     y_shape = array_at(address_of(lengths, MAX_RANK - rank), rank, np.int64)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from ...declaration.reasons import stays_if
 from ...linear.versions import OWN_DOMAIN
 from ...models.protos import attributes_of
-from ...region.key import ROUND_TRIP, Program, Step, parse
+from ...region.key import Program, Step, parse
 from ...region.operators import OPERATORS
+from ...region.step_operators import ROUND_TRIP
 
 (_REGION,) = OPERATORS
 

@@ -18,8 +18,10 @@ from ...declaration.reasons import NotRewrittenError, stays_if
 from ...element_types import FLOAT32
 from ...models.protos import attributes_of
 from ...region.calls import CHANNEL_AXIS
-from ...region.key import ROUND_TRIP, Program, parse
+from ...region.granularity import OPERAND
+from ...region.key import Program, parse
 from ...region.operators import OPERATORS
+from ...region.step_operators import ROUND_TRIP
 from .arrays import NCHWC, constant_in_blocks, filter_in_blocks, padded
 from .codes import convolve_codes, look_up
 from .tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, NotInBlocksError
@@ -209,7 +211,9 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         _log.debug("Region %r is not part of a convolution of codes: %s", node.name, error)
     _check_program(program)
     # The other inputs are scales, zero points and scalars, which have no layout.
-    has_layout = [axis is None and not declared.is_scalar for declared, axis in zip(program.inputs, program.axes, strict=True)]
+    has_layout = [
+        role == OPERAND and not declared.is_scalar for declared, role in zip(program.inputs, program.roles, strict=True)
+    ]
     operands = [*dict.fromkeys(itertools.compress(node.input, has_layout))]
     channels = _common_channels(tensors, operands)
     in_blocks = {name: _operand_in_blocks(tensors, name, channels) for name in operands}
@@ -225,8 +229,8 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _check_program(program: Program) -> None:
     """Raise NotRewrittenError unless a region with this program can work on blocks."""
     stays_if(program.block_axis not in (0, CHANNEL_AXIS), "it has blocks along an axis other than that of the channels")
-    stays_if(any(axis is not None and axis < 0 for axis in program.axes), "it has scales along an axis")
-    types = {declared.element_type for declared, axis in zip(program.inputs, program.axes, strict=True) if axis is None}
+    stays_if(any(role < 0 for role in program.roles), "it has scales along an axis")
+    types = {declared.element_type for declared, role in zip(program.inputs, program.roles, strict=True) if role == OPERAND}
     stays_if(types - {FLOAT32}, "it casts an input")
 
 
