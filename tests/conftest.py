@@ -1,3 +1,4 @@
+import heapq
 import itertools
 import os
 import sys
@@ -103,7 +104,7 @@ SIBLINGS = {row.name for version in VERSIONS for row in version.quantized} - KIN
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     groups = {}
     for item in items:
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
@@ -112,8 +113,20 @@ def pytest_collection_modifyitems(items):
         is_marked = is_exhaustive or (is_slow and not is_covering)
         if hasattr(item, "callspec") and not is_marked:
             groups.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    runs_slow_tests = "not slow" not in config.getoption("markexpr")
     for group in groups.values():
         mark_group(group)
+        if runs_slow_tests:  # choosing takes some seconds
+            mark_exhaustive(group)
+
+
+def mark_exhaustive(items):
+    """Mark those parameter sets of a test that are not needed to have each pair of values of two parameters in a slow or default
+    test: a fault that takes three particular values is rare, and the kernels are made of parts that each depend on one or two."""
+    slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("exhaustive")]
+    chosen = {*covering_items(slow, pairs_of_values)}
+    for item in set(slow) - chosen:
+        item.add_marker(pytest.mark.exhaustive)
 
 
 def mark_group(items):
@@ -139,16 +152,29 @@ def has_sibling(item):
     return any(value in SIBLINGS for _, value in parameter_values(item.callspec.params))
 
 
-def covering_items(items):
-    """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one. The fields of a tuple are
-    parameters too. Items of the types that run by default come first."""
-    values = {item: set(parameter_values(item.callspec.params)) for item in items}
+def covering_items(items, of=lambda item: parameter_values(item.callspec.params)):
+    """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one, or each of what `of` returns
+    instead. The fields of a tuple are parameters too. Items of the types that run by default come first."""
+    values = {item: set(of(item)) for item in items}
     covered = set()
     for part in ([item for item in items if not has_sibling(item)], items):
-        while missing := set().union(*(values[item] for item in part)) - covered:
-            best = max(part, key=lambda item: len(values[item] & missing))
-            yield best
-            covered |= values[best]
+        # The item with the most missing values is next. What an item gains only shrinks, so an old number is an upper bound.
+        gains = [(-len(values[item] - covered), place, item) for place, item in enumerate(part)]
+        heapq.heapify(gains)
+        while gains:
+            gain, place, item = heapq.heappop(gains)
+            now = -len(values[item] - covered)
+            if now and now > gain:
+                heapq.heappush(gains, (now, place, item))
+            elif now:
+                yield item
+                covered |= values[item]
+
+
+def pairs_of_values(item):
+    """Return all pairs of values of two parameters, or the only value."""
+    values = [*parameter_values(item.callspec.params)]
+    return itertools.combinations(values, 2) if len(values) > 1 else values
 
 
 def different_items(items, count):

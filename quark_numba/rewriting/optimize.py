@@ -309,7 +309,7 @@ def choose_qdq(
     rewritten as with "float".
 
     `runs_all()` returns whether ONNX Runtime runs all quantization nodes of the model without this package.
-    ``quark_numba/session/README.md`` has the choices as a table."""
+    ``quark_numba/session/README.md`` has the rules."""
     if qdq != "auto":
         return qdq
     if has_other_providers and operators != "cuda":  # a provider may have integer operators
