@@ -121,8 +121,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def mark_exhaustive(items):
-    """Mark those parameter sets of a test that are not needed to have each pair of values of two parameters in a slow or default
-    test: a fault that takes three particular values is rare, and the kernels are made of parts that each depend on one or two."""
+    """Mark those parameter sets of a test that are not needed to have each pair of values of two parameters in a slow test. A
+    fault that takes three particular values is rare, as the kernels are made of parts that each depend on one or two."""
     slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("exhaustive")]
     chosen = {*covering_items(slow, pairs_of_values)}
     for item in set(slow) - chosen:
@@ -153,8 +153,8 @@ def has_sibling(item):
 
 
 def covering_items(items, of=lambda item: parameter_values(item.callspec.params)):
-    """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one, or each of what `of` returns
-    instead. The fields of a tuple are parameters too. Items of the types that run by default come first."""
+    """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one, or each of what `of`
+    returns instead. The fields of a tuple are parameters too. Items of the types that run by default come first."""
     values = {item: set(of(item)) for item in items}
     covered = set()
     for part in ([item for item in items if not has_sibling(item)], items):
