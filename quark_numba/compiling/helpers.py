@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from . import cache
 from .lock import has_green_threads
@@ -26,8 +29,20 @@ PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 # The seconds after which this process stops waiting for the others.
 _PATIENCE = 60.0
 
-# A helper's first statement: it ends the helper when this process has closed its end of a pipe, as it does if it is killed.
-_WATCH = "import os, threading; threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()"
+# What a helper does: it runs each line that it reads, and then writes a byte. It ends when this process has closed the other
+# end of the pipe, as it does if it is killed.
+_LOOP = """
+import os, queue, sys, threading
+lines = queue.SimpleQueue()
+def read():
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(1)
+threading.Thread(target=read, daemon=True).start()
+while True:
+    exec(lines.get())
+    os.write(1, b".")
+"""
 
 # Python executables that failed as helpers. They are not started again.
 _failed: set[str] = set()
@@ -38,16 +53,29 @@ _running: list[subprocess.Popen[bytes]] = []
 _log = logging.getLogger(__name__)
 
 
+class Call(NamedTuple):
+    """A call of a function of a module, which compiles something into the cache."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]  # literals
+
+    @property
+    def statement(self) -> str:
+        """The call, as a line of Python."""
+        module, name = self.function.__module__, self.function.__name__
+        return f"from {module} import {name}; {name}(*{self.arguments!r})\n"
+
+
 class Helpers:
-    """A context in which other processes run statements that compile functions into the cache.
+    """A context in which other processes make calls that compile functions into the cache.
 
     They start when this process is about to compile a function that is not in the cache, and end with the context. If a helper
     fails, this process compiles the missing functions when it needs them, and starts no more helpers.
 
     Parameters
     ----------
-    statements : sequence of str
-        Python code. The statements are shared among the helpers, and each helper runs its own in their order.
+    calls : sequence of Call
+        A helper that is free makes the first call that is left.
 
     Raises
     ------
@@ -55,10 +83,13 @@ class Helpers:
         If PROCESSES is not a number of processes.
     """
 
-    def __init__(self, statements: Sequence[str]) -> None:
-        count = min(_most_helpers(), len(statements))
-        self._programs = ["; ".join(statements[number::count]) for number in range(count)]
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None ends a thread
+        for call in calls:
+            self._calls.put(call)
+        self._most = _most_helpers()
         self._helpers: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
         self._process, self._has_ended = os.getpid(), False
 
     def __enter__(self) -> Helpers:
@@ -67,25 +98,26 @@ class Helpers:
 
     def __exit__(self, *_: object) -> None:
         cache.before_compiling.remove(self._start)
-        self._has_ended, self._programs = True, []
+        self._has_ended = True
         for helper in self._helpers:
             _end(helper)
 
     def _start(self) -> None:
-        if os.getpid() != self._process:  # nothing would end the helpers of a fork
+        """Start helpers for the calls that are left, unless some have been started."""
+        # In a fork, nothing would end them.
+        if self._helpers or os.getpid() != self._process or sys.executable in _failed:
             return
-        programs, self._programs = self._programs, []
-        if sys.executable in _failed or any(helper.poll() is None for helper in _running):
+        if any(helper.poll() is None for helper in _running):
             return
         _running.clear()
-        for statements in programs:
-            command, environment = program(f"{_WATCH}; {statements}")
+        for _ in range(min(self._most, self._calls.qsize())):
+            command, environment = program(_LOOP)
             with suppress(OSError):  # it cannot be started
                 helper = subprocess.Popen(
                     command,
                     bufsize=0,
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     cwd=PLACE,
                     env=environment | {PROCESSES: "1"},
@@ -95,27 +127,47 @@ class Helpers:
                 _running.append(helper)
                 if self._has_ended:  # meanwhile, in another thread
                     _end(helper)
+                    return
+                self._threads.append(threading.Thread(target=self._serve, args=(helper,), daemon=True))
+                self._threads[-1].start()
 
-    @property
-    def are_done(self) -> bool:
-        """Return whether no helper is running or may start."""
-        return not self._programs and all(helper.poll() is not None for helper in self._helpers)
+    def _serve(self, helper: Any) -> None:
+        """Let a helper make calls, until it fails or no more are to come."""
+        with suppress(OSError, ValueError):  # it has ended, and the pipes are closed
+            while call := self._calls.get():
+                helper.stdin.write(call.statement.encode())
+                if not helper.stdout.read(1):
+                    break
+            else:
+                return
+        helper.wait()
 
-    def wait(self) -> None:
-        """Return when the helpers are done."""
+    def finish(self, calls: Iterable[Call]) -> None:
+        """Make these calls, too: in the helpers, and at the same time in this process. Return when all calls are made. If no
+        helpers may run, return at once: this process compiles a function when it needs it."""
+        if not self._most:
+            return
+        for call in calls:
+            self._calls.put(call)
+        with suppress(queue.Empty):
+            while own := self._calls.get_nowait():
+                own.function(*own.arguments)
+        for _ in self._threads:
+            self._calls.put(None)
         end = time.monotonic() + _PATIENCE
-        for helper in self._helpers:
-            with suppress(subprocess.TimeoutExpired):
-                helper.wait(max(0.0, end - time.monotonic()))
-            if helper.returncode != 0:
+        for thread, helper in zip(self._threads, self._helpers, strict=True):
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive() or helper.poll() is not None:
                 message = "a helper process failed, or took more than %.0f s; no more are started: %s"
                 _log.warning(message, _PATIENCE, sys.executable)
                 _failed.add(sys.executable)
 
 
-def _end(helper: subprocess.Popen[bytes]) -> None:
+def _end(helper: Any) -> None:
     helper.kill()
-    helper.communicate()
+    helper.wait()
+    for pipe in (helper.stdin, helper.stdout):
+        pipe.close()
 
 
 def _close_in_fork() -> None:
@@ -137,7 +189,7 @@ def program(code: str) -> tuple[list[str], dict[str, str]]:
     options = ["-I", *["-S"] * sys.flags.no_site, *["-B"] * sys.dont_write_bytecode]
     if sys.pycache_prefix:
         options += ["-X", f"pycache_prefix={os.path.abspath(sys.pycache_prefix)}"]
-    code = f"import sys; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
+    code = f"import sys; sys.path[:] = {_folders(str(PACKAGES))!r}\n{code}"
     return [sys.executable, *options, "-c", code], os.environ | cache.environment()
 
 

@@ -200,7 +200,7 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
             if plan.uses_blocks:  # which may need fewer regions
                 model = _lay_out_in_blocks(model, request)
             if helpers:
-                ahead.wait(helpers, model.proto)
+                ahead.finish(helpers, model.proto)
         if plan.in_one_file:
             content: bytes | str = model_files.in_one_file(model.proto)
         else:

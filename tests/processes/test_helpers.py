@@ -10,12 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 import onnx
 import pytest
 from paths import MODELS
-from processes import run
+from processes import note, run
 
 import quark_numba
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
-from quark_numba.compiling.helpers import PROCESSES, Helpers
+from quark_numba.compiling.helpers import PROCESSES, Call, Helpers
 from quark_numba.errors import EnvironmentVariableError
 from quark_numba.ort import ahead
 
@@ -36,9 +36,12 @@ def compile_something():
         each()
 
 
-def statements(folder, count):
-    """Return statements that note their numbers and the number of the process in a file."""
-    return [f"from processes import note; note({str(folder / 'notes')!r}, {number})" for number in range(count)]
+def calls(folder, count):
+    """Return calls that note their numbers and the number of the process in a file."""
+    return [Call(note, (str(folder / "notes"), number)) for number in range(count)]
+
+
+HANGS = Call(time.sleep, (1000,))
 
 
 def done(folder):
@@ -48,33 +51,40 @@ def done(folder):
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_helpers_run_all_statements_once(processes, tmp_path, monkeypatch):
+def test_all_calls_are_made_once(processes, tmp_path, monkeypatch):
     monkeypatch.setenv(PROCESSES, str(processes))
-    with Helpers(statements(tmp_path, 5)) as helpers:
+    with Helpers(calls(tmp_path, 5)) as helpers:
         assert not helpers_module._running
-        assert not helpers.are_done
         compile_something()
         compile_something()
-        helpers.wait()
-        assert helpers.are_done
+        assert len(helpers_module._running) == processes - 1
+        helpers.finish([])
     assert sorted(number for number, _ in done(tmp_path)) == [0, 1, 2, 3, 4]
-    ran = {process for _, process in done(tmp_path)}
-    assert len(ran) == processes - 1
-    assert os.getpid() not in ran
+
+
+def test_all_processes_make_calls(tmp_path):
+    """A call that comes later is made by a helper that waits, and by this process meanwhile."""
+    pause = Call(time.sleep, (0.2,))
+    with Helpers(calls(tmp_path, 1)) as helpers:
+        compile_something()
+        while not done(tmp_path):
+            time.sleep(0.01)
+        helpers.finish([*calls(tmp_path, 1), *[pause, *calls(tmp_path, 1)] * 10])
+    assert len(done(tmp_path)) == 12
+    assert len({process for _, process in done(tmp_path)}) == 2
 
 
 def test_without_a_helper(tmp_path, monkeypatch):
     monkeypatch.setenv(PROCESSES, "1")
-    with Helpers(statements(tmp_path, 2)) as helpers:
+    with Helpers(calls(tmp_path, 2)) as helpers:
         compile_something()
-        assert helpers.are_done
-        helpers.wait()
+        helpers.finish(calls(tmp_path, 1))
     assert not done(tmp_path)
 
 
 def test_nothing_is_started_unless_this_process_compiles(tmp_path):
-    with Helpers(statements(tmp_path, 3)) as helpers:
-        helpers.wait()
+    with Helpers(calls(tmp_path, 3)):
+        pass
     compile_something()
     assert not done(tmp_path)
 
@@ -90,9 +100,9 @@ def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch,
     monkeypatch.setattr(helpers_module, "_PATIENCE", 0.4)
     monkeypatch.setattr(sys, "executable", str(python))
     for _ in range(3):
-        with Helpers(statements(tmp_path, 1)) as helpers:
+        with Helpers(calls(tmp_path, 1)) as helpers:
             compile_something()
-            helpers.wait()
+            helpers.finish([])
     if script:
         assert (tmp_path / "started").read_text() == "\n"
         assert f"a helper process failed, or took more than 0 s; no more are started: {python}" in caplog.text
@@ -101,15 +111,15 @@ def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch,
 @pytest.mark.compiled
 def test_a_model_without_regions_does_not_wait():
     begin = time.monotonic()
-    with Helpers(["import time; time.sleep(50)"]) as helpers:
+    with Helpers([HANGS]) as helpers:
         compile_something()
-        ahead.wait(helpers, onnx.ModelProto())
+        ahead.finish(helpers, onnx.ModelProto())
     assert time.monotonic() - begin < 40
 
 
 def test_a_helper_ends_with_the_session(tmp_path):
     """An error, or a signal handler's exception, ends the session before the helper is done."""
-    with Helpers(["import time; time.sleep(1000)"]):
+    with Helpers([HANGS]):
         compile_something()
         (helper,) = helpers_module._running
         assert helper.poll() is None
@@ -118,23 +128,19 @@ def test_a_helper_ends_with_the_session(tmp_path):
 
 def test_a_helper_that_starts_too_late_is_ended(tmp_path):
     """A helper that starts after the context has ended, because another thread compiles, is ended."""
-    late = ["import time; time.sleep(1000)"]
-    with Helpers(late) as helpers:
-        start, programs = helpers._start, helpers._programs
-    start()
-    assert not helpers_module._running
-    helpers._programs = programs
+    with Helpers([HANGS]) as helpers:
+        start = helpers._start
     start()
     (helper,) = helpers_module._running
     assert helper.poll() is not None
-    with Helpers(statements(tmp_path, 1)) as helpers:
+    with Helpers(calls(tmp_path, 1)) as helpers:
         compile_something()
-        helpers.wait()
+        helpers.finish([])
     assert len(done(tmp_path)) == 1
 
 
 def test_a_child_of_fork_starts_none(tmp_path):
-    with Helpers(statements(tmp_path, 1)) as helpers:
+    with Helpers(calls(tmp_path, 1)) as helpers:
         helpers._process += 1  # as if a fork had copied it
         compile_something()
         assert not helpers_module._running
@@ -143,7 +149,7 @@ def test_a_child_of_fork_starts_none(tmp_path):
 PARENT = """
 import sys, time
 from quark_numba.compiling import cache, helpers
-with helpers.Helpers(["import time; time.sleep(1000)"]):
+with helpers.Helpers([helpers.Call(time.sleep, (1000,))]):
     cache.before_compiling[0]()
     print(helpers._running[0].pid, flush=True)
     time.sleep(1000)
@@ -206,21 +212,23 @@ def test_a_program_without_a_folder(monkeypatch):
     assert most_helpers() == 0
 
 
-def test_a_statement_that_fails(tmp_path, caplog):
-    with Helpers(["raise ValueError"]) as helpers:
+def test_a_call_that_fails(tmp_path, caplog):
+    with Helpers([Call(int, ("none",))]) as helpers:
         compile_something()
-        helpers.wait()
+        (thread,) = helpers._threads
+        thread.join()
+        helpers.finish([])
     assert "a helper process failed" in caplog.text
 
 
 def test_the_limit_is_of_the_process(tmp_path):
     """Sessions that are created at the same time have one helper together."""
-    with Helpers(["import time; time.sleep(0.2)", *statements(tmp_path, 1)]) as one, Helpers(statements(tmp_path, 2)) as other:
+    with Helpers([Call(time.sleep, (0.2,)), *calls(tmp_path, 1)]) as one, Helpers(calls(tmp_path, 2)) as other:
         compile_something()
         assert len(helpers_module._running) == 1
-        other.wait()
-        one.wait()
-    assert len(done(tmp_path)) == 1
+        other.finish([])
+        one.finish([])
+    assert len(done(tmp_path)) == 3
 
 
 def most_helpers():
