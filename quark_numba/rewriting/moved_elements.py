@@ -278,8 +278,8 @@ def _magnitude(move: _Move) -> _Axes:
 
 
 def _max_pool(move: _Move) -> _Axes:
-    """MaxPool: an element of y is one of its channel. ONNX Runtime gives the lowest float32 for a window that has only NaN, -Inf
-    or pads. Pads are less than the window, so without dilations each window has an element of x, unless x has none."""
+    """MaxPool: an element of y is one of its channel. ONNX Runtime gives the lowest float32 for a window that has only NaN,
+    -Inf or pads. Pads are less than the window, so without dilations each window has an element of x, unless x has none."""
     attributes, lengths = move.node.attributes, (move.graph.shape(move.node.inputs[0]) or [])[2:]
     has_elements = bool(lengths) and all(isinstance(length, int) and length > 0 for length in lengths)
     is_plain = not attributes.get_int("ceil_mode", 0) and set(attributes.get_ints("dilations", [1])) == {1}

@@ -61,7 +61,8 @@ def _is_rounded(graph: Graph, x: ir.Value, returned: _Returned, rounded: dict[Pl
     first = moved_elements.place_of(graph, x, returned.axis)
     waiting, seen = [first], {first}
     while waiting:
-        value, axis = place = waiting.pop()
+        place = waiting.pop()
+        value = place.value
         if place in rounded and _include(returned, rounded[place]):
             continue
         producer = value.producer()
