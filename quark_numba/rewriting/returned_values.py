@@ -43,7 +43,7 @@ class Values:
     """The values scale * n: for each scale, n is a number of a float type, or a whole number from `least` to `most`. 0 is one
     of them. The arrays have one element, or one for each index along `axis`.
 
-    `has_minus_zero` tells whether -0 is returned for some x. Only casts return -0 for -0."""
+    `has_minus_zero` tells whether -0 is returned for some x, and NaN for NaN. Only casts return -0 for -0."""
 
     scale: NDArray[Any]
     least: NDArray[Any]
@@ -56,9 +56,9 @@ class Values:
 
     @property
     def format(self) -> Format:
-        is_integer = self.element_type is None
+        is_finite = self.element_type is None and not self.has_minus_zero
         has_magnitudes = bool(np.all(self.most >= -self.least))
-        return Format(0, is_integer, bool(np.all(self.most == -self.least)), has_magnitudes)
+        return Format(0, is_finite, bool(np.all(self.most == -self.least)), has_magnitudes)
 
     @property
     def returns_bits(self) -> bool:
