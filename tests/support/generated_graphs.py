@@ -769,6 +769,28 @@ def sandwich(b, x):
     return b.convolution(y, b.one(CHANNELS), [1, 1])
 
 
+def xint8(b, x):
+    """Convolutions of 8-bit codes times powers of two, with an activation, and nodes that move codes, between them."""
+    if len(x.shape) != 4 or x.shape[1] > 66 or not b.exact:
+        return None
+    y = b.pair(x, "int8")
+    for _ in range(b.one([1, 2, 2])):
+        kernel = [1, 1] if min(y.shape[2:]) < 3 or b.chance(0.4) else [3, 3]
+        y = b.convolution(y, b.one([16, 16, 20, 32]), kernel, pads=[kernel[0] // 2] * 4)
+        form = b.one(["Relu", "Relu", "none", "HardSwish"])
+        if form != "none":
+            y = b.unary("Relu", y) if form == "Relu" else hard_swish_in_parts(b, y)
+        y = b.pair(y, b.one(["int8", "uint8"]))
+        form = b.one(["none", "none", "MaxPool", "Resize", "moved", "residual"])
+        if form == "MaxPool":
+            y = b.new(y, b.put("MaxPool", y, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]))
+        elif form != "none":
+            y = {"Resize": resized, "moved": moved, "residual": residual}[form](b, y) or y
+        if len(y.shape) != 4 or y.shape[1] > 66 or y.size > MOST_ELEMENTS / 2:
+            return y
+    return y
+
+
 def padded(b, x):
     """Two convolutions with float codes between them, whose channels do not fill a block. The blocked layout adds channels to
     the first convolution, in which 0 * Inf is NaN. This NaN must not reach the channels of the second one."""
@@ -1115,6 +1137,7 @@ BUILDERS = [
     (layer_norm, 5),
     (gelu_like, 7),
     (moved, 12),
+    (xint8, 9),
     (batch_norm, 3),
     (if_, 2),
     (loop, 1),
