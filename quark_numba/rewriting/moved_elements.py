@@ -30,9 +30,9 @@ class Place(NamedTuple):
 
 
 class Format(NamedTuple):
-    """What the rules need to know of a format. Without blocks, it has 0."""
+    """What the rules need to know of a format."""
 
-    block_size: int = 0
+    block_size: int = 0  # 0 without blocks
     is_finite: bool = False  # it has neither Inf nor NaN
     has_negatives: bool = False  # -y is a value of the format for each of its values y
     has_magnitudes: bool = False  # abs(y) is one
@@ -236,6 +236,14 @@ def _pad(move: _Move) -> _Axes:
     return [move.axis] if has_zeros and min(pads) >= 0 and is_whole else None
 
 
+def _negative(move: _Move) -> _Axes:
+    return [move.place.axis] if move.form.has_negatives else None
+
+
+def _magnitude(move: _Move) -> _Axes:
+    return [move.place.axis] if move.form.has_magnitudes else None
+
+
 # Rules for formats without blocks. In a block, another value of the block may need a larger step.
 
 
@@ -269,14 +277,6 @@ def _zeros(move: _Move) -> _Axes:
     return [move.place.axis]
 
 
-def _negative(move: _Move) -> _Axes:
-    return [move.place.axis] if move.form.has_negatives else None
-
-
-def _magnitude(move: _Move) -> _Axes:
-    return [move.place.axis] if move.form.has_magnitudes else None
-
-
 def _max_pool(move: _Move) -> _Axes:
     """MaxPool: an element of y is one of its channel. ONNX Runtime gives the lowest float32 for a window that has only NaN,
     -Inf or pads. Pads are less than the window, so without dilations each window has an element of x, unless x has none."""
@@ -289,10 +289,12 @@ def _max_pool(move: _Move) -> _Axes:
 
 _Rule = Callable[[_Move], _Axes]
 _RULES: dict[str, _Rule] = {
+    "Abs": _magnitude,
     "Concat": _concat,
     "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,
+    "Neg": _negative,
     "Pad": _pad,
     "Reshape": _reshape,
     "Resize": _resize,
@@ -304,13 +306,11 @@ _RULES: dict[str, _Rule] = {
     "Unsqueeze": _reshape,
 }
 _RULES_OF_ELEMENTS: dict[str, _Rule] = {
-    "Abs": _magnitude,
     "Clip": _choice,
     "GlobalMaxPool": _max_pool,
     "Max": _choice,
     "MaxPool": _max_pool,
     "Min": _choice,
-    "Neg": _negative,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "ThresholdedRelu": _zeros,

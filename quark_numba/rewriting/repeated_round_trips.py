@@ -57,7 +57,7 @@ def _is_rounded(graph: Graph, x: ir.Value, returned: _Returned, rounded: dict[Pl
     blocks. `rounded` maps the places for which that is known to such values. This function adds the places that it finds, so
     that long chains are not walked from each of their nodes."""
     is_block = isinstance(returned, BlockRoundTrip)
-    form = Format(returned.block_size) if isinstance(returned, BlockRoundTrip) else returned.format
+    form = returned.format if isinstance(returned, Values) else Format(returned.block_size, False, True, True)
     first = moved_elements.place_of(graph, x, returned.axis)
     waiting, seen = [first], {first}
     while waiting:
