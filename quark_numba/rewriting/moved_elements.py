@@ -156,6 +156,7 @@ def _gather(move: _Move) -> _Axes:
 
 
 def _transpose(move: _Move) -> _Axes:
+    """Transpose: the axis goes along, and the elements along it stay in their order."""
     perm = move.node.attributes.get_ints("perm", range(len(move.y_shape))[::-1])
     return [perm[move.axis]]
 
@@ -237,10 +238,12 @@ def _pad(move: _Move) -> _Axes:
 
 
 def _negative(move: _Move) -> _Axes:
+    """Neg: the format has the negative of each of its values, and in a block all magnitudes stay."""
     return [move.place.axis] if move.form.has_negatives else None
 
 
 def _magnitude(move: _Move) -> _Axes:
+    """Abs: the format has the magnitude of each of its values, and in a block all magnitudes stay."""
     return [move.place.axis] if move.form.has_magnitudes else None
 
 
@@ -248,7 +251,8 @@ def _magnitude(move: _Move) -> _Axes:
 
 
 def _choice(move: _Move) -> _Axes:
-    """Max, Min, Where and Clip: each element of y is one of an input. The inputs broadcast to y."""
+    """Max, Min, Where and Clip: each element of y is one of an input, or NaN if the input has NaN. The inputs broadcast to y.
+    An input with one element along the axis of scales is met by all scales."""
     if move.node.op_type == "Clip" and (move.node.attributes or (not move.form.is_finite and None in _three(move.node.inputs))):
         return None  # a Clip without a bound makes Inf finite
     axes: list[int | None] = []

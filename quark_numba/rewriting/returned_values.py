@@ -81,7 +81,7 @@ class Values:
             return False
         if axis is None or self.axis is None:
             x = numbers.reshape(-1, 1)
-        elif numbers.shape[axis] == self.scale.size:
+        elif -numbers.ndim <= axis < numbers.ndim and numbers.shape[axis] == self.scale.size:
             x = np.moveaxis(numbers, axis, -1)
         else:
             return False

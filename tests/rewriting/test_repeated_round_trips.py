@@ -418,6 +418,7 @@ def per_axis(nodes, first, second, name, scale):
 @pytest.mark.parametrize(("nodes", "first", "second", "is_dropped"), PER_AXIS)
 @pytest.mark.parametrize(("name", "scale"), [("int8", [0.3, 1e-30, 4, 1e30]), ("float16", [0.25, 2.0**-60, 4, 2.0**50])])
 @pytest.mark.covering("slow")
+@pytest.mark.by_default(4)
 def test_scales_along_an_axis(nodes, first, second, is_dropped, name, scale):
     before = per_axis(nodes, first, second, name, scale)
     is_dropped = name == "int8" if is_dropped is None else is_dropped or (name == "float16" and "Neg" in nodes[0])
@@ -501,6 +502,8 @@ def test_steps_with_a_clip():
 
 @pytest.mark.parametrize("rounding_mode", ["ROUND", "HALF_UP", "HALF_DOWN", "CEIL", "FLOOR", "UP", "DOWN"])
 @pytest.mark.parametrize("bits", [1, 2, 8, 16, 17])
+@pytest.mark.covering("slow")
+@pytest.mark.by_default(2)
 def test_what_is_dropped_of_quant_returns_its_x(bits, rounding_mode):
     """A Quant that the pass takes for one that changes nothing returns its own numbers. The others may be rounded elsewhere."""
     rng = np.random.default_rng(bits)
