@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from onnx_models import RELEASE, model, session
-from rewritten_models import assert_same_values, constant, floats
+from rewritten_models import assert_same_values, constant, floats, pair
 
 from quark_numba import bfp_quantize_dequantize, optimize, quantize_dequantize
 from quark_numba.catalog import OPERATORS
@@ -498,6 +498,33 @@ def test_steps_with_a_clip():
         before = model([*nodes, "end = Neg (z)"], [("x", "float32", (5, 4))], ["end"], initializers=constants, opset=17)
         assert dropped(before) == count
         assert_same_ends(before, elements(1, (5, 4)))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("axis", "count"), [(0, 1), (1, 0)])
+def test_pairs_along_an_axis(axis, count):
+    """The nodes that replace Quantize and Dequantize have the shapes that onnx infers for these."""
+    parameters = ("scale", "zero_point")
+    nodes = [*pair(axis=1), "v = Transpose <perm = [1, 0, 2]> (y)", *pair("v", "codes2", "z", parameters, axis=axis)]
+    constants = [*floats(scale=[0.3, 1, 4, 1e-20]), constant("zero_point", [1, 2, 3, 4], np.int8)]
+    before = model([*nodes, "end = Neg (z)"], [("x", "float32", (4, 4, 5))], ["end"], initializers=constants, opset=17)
+    assert dropped(before) == count
+    assert_same_ends(before, elements(2, (4, 4, 5)))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("shape", "count"), [((4, 1, 1), 1), ((4, 1), 0)])
+def test_scales_of_quant_along_an_axis(shape, count):
+    """The scales broadcast to x, so after a Transpose they have another shape."""
+    quant = "{1} = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> ({0}, {2}, zero, bits)"
+    nodes = [quant.format("x", "y", "scale"), "v = Transpose <perm = [1, 0, 2]> (y)", quant.format("v", "z", "other")]
+    scales = np.float32([0.3, 1, 4, 1e-20])
+    constants = floats(scale=scales.reshape(4, 1), other=scales.reshape(shape), zero=0, bits=5, one=[[1]])
+    constants.append(constant("column", [-1, 1], np.int64))
+    nodes += ["r = Reshape (z, column)", "end = MatMul (r, one)"]
+    before = model(nodes, [("x", "float32", (4, 4, 5))], ["end"], initializers=constants, opset=17)
+    assert dropped(before) == count
+    assert_same_ends(before, elements(2, (4, 4, 5)))
 
 
 @pytest.mark.parametrize("rounding_mode", ["ROUND", "HALF_UP", "HALF_DOWN", "CEIL", "FLOOR", "UP", "DOWN"])
