@@ -253,22 +253,22 @@ def _magnitude(move: _Move) -> _Axes:
 def _choice(move: _Move) -> _Axes:
     """Max, Min, Where and Clip: each element of y is one of an input, or NaN if the input has NaN. The inputs broadcast to y.
     An input with one element along the axis of scales is met by all scales."""
-    if move.node.op_type == "Clip" and (move.node.attributes or (not move.form.is_finite and None in _three(move.node.inputs))):
+    inputs = move.node.inputs
+    has_bounds = len(inputs) == 3 and None not in inputs
+    if move.node.op_type == "Clip" and (move.node.attributes or not (has_bounds or move.form.is_finite)):
         return None  # a Clip without a bound makes Inf finite
+    if move.is_anywhere:
+        return [None] * len(move.takes)
     axes: list[int | None] = []
-    for index in move.takes:
-        shape = move.shapes[index]
-        axis = None if move.is_anywhere or shape is None else move.axis - len(move.y_shape) + len(shape)
-        if axis is not None and shape is not None and (axis < 0 or shape[axis] == 1):
-            axis = None
-        elif axis is not None and shape is not None and not (_is_known(shape[axis]) and shape[axis] == move.y_shape[move.axis]):
+    for shape in (move.shapes[index] for index in move.takes):
+        axis = move.axis - len(move.y_shape) + len(shape or ())
+        if shape is None or axis < 0 or shape[axis] == 1:
+            axes.append(None)
+        elif _is_known(shape[axis]) and shape[axis] == move.y_shape[move.axis]:
+            axes.append(axis)
+        else:
             return None
-        axes.append(axis)
     return axes
-
-
-def _three(inputs: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-    return [*inputs, None, None][:3]
 
 
 def _scatter(move: _Move) -> _Axes:
