@@ -99,7 +99,7 @@ def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tu
 
 def is_idempotent(key: Key, block_format: Format) -> bool:
     """Return whether a second round trip to the format leaves float32 results as they are, even if some of them were replaced
-    by 0 in between.
+    by 0 or changed their signs in between.
 
     It is proved for results that are whole numbers of steps, from -highest to highest. A result is m * step with |m| <=
     highest. The step is 2 ** (e - drop), where e is the exponent of the largest element of the block, or e minus the shift of

@@ -127,7 +127,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
     stored : StoredForm, optional
         How the format is stored as codes and scales. None if it is not stored so.
     is_idempotent : bool
-        Whether float32 results come back from an equal node as they are, also if some of them became 0.
+        Whether float32 results come back from an equal node as they are, also if some of them became 0 or changed their signs.
     """
 
     x: AnyOperand

@@ -73,7 +73,6 @@ def fuse(graph: Graph) -> None:
                 constant = graph.shared_constant(codes_tensor, graph.unused_name(f"{y.name}_codes"), back)
                 scale = graph.shared_array(np.array(1, np.float32), "scale", back)
                 made = graph.put(_DEQUANTIZE, [constant, scale], _DEQUANTIZE.values({}), back)
-            graph.copy_inferred(y, made.outputs[0])
             graph.remove(back, FUSED if tensor is None else CODES)
             graph.register(made)
             rounded.setdefault((codes, made.graph), made.outputs[0])

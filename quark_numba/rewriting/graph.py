@@ -122,6 +122,7 @@ class Graph(Nodes):
         self.replace_uses(old, y)
         replaced.append(new)
         copy_metadata(old, y)
+        self.copy_inferred(old, y)
         copy_metadata(replaced, new)
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)
         return new

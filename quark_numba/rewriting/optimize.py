@@ -113,7 +113,7 @@ def optimize(
       ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
     - A quantize node after a dequantize node with the same constant parameters is dropped if it returns every code
       unchanged. This is proved or tested, for integers of up to 16 bits. A round trip is also dropped if all its input elements
-      are results of an equal round trip, because it would return its x.
+      are results of an equal round trip, or constants that it returns, because it would return its x.
     - With `operators` = "standard", all nodes are finally written in ONNX's standard operators, without regions.
 
     Subgraphs are rewritten in the same way. Local functions with nodes of the package's operators are inlined first. All other

@@ -68,10 +68,14 @@ class Builder(qdq.Builder):
         if self.has_block_type or not x.shape:
             self.block_type = getattr(self, "block_type", None) or self.format()
         operator, attributes = self.block_type if self.has_block_type and self.chance(0.8) else self.format()
-        rank = max(1, len(x.shape))
-        axis = 1 % rank if self.chance(0.5) else int(self.random.integers(-rank, rank))
-        y = self.put(operator, x, domain=QUARK, axis=axis, rounding_mode=self.one([0, 1, 2]), **attributes)
-        return self.new(x, y, None, 2 * x.bound)
+        mode = self.one([0, 1, 2])
+
+        def rounded(x, axis):
+            y = self.new(x, self.put(operator, x, domain=QUARK, axis=axis, rounding_mode=mode, **attributes), None, 2 * x.bound)
+            self.again[y.name] = lambda x: rounded(x, self.block_axis(x, axis)) if x.shape else None
+            return y
+
+        return rounded(x, self.block_axis(x, 1) if x.shape else 0)
 
     def format(self):
         """Return an operator and its attributes."""
@@ -102,11 +106,14 @@ class Builder(qdq.Builder):
         shape = x.shape and self.chance(0.3) and (1, *x.shape[1:2], *[1] * (len(x.shape) - 2))
         scale = np.full(shape or (), step, np.float32)
         signed = self.one([0, 1, 1])
-        others = [self.constant(np.float32(each)) for each in (0, bits)]
         mode = self.one(["ROUND", "ROUND", "FLOOR", "CEIL", "HALF_UP"])
         named = {"signed": signed, "narrow": self.one([0, 1]), "rounding_mode": mode}
-        y = self.put("Quant", x, self.constant(scale), *others, domain=self.one(QONNX_DOMAINS[:2]), **named)
-        return self.new(x, y, None, bound, grid)
+        names = [self.constant(each) for each in (scale, np.float32(0), np.float32(bits))]
+        domain = self.one(QONNX_DOMAINS[:2])
+        if not shape:
+            make = lambda x, axis: self.put("Quant", x, *names, domain=domain, **named)  # noqa: E731
+            return self.repeatable(x, make, None, (), bound, grid)
+        return self.new(x, self.put("Quant", x, *names, domain=domain, **named), None, bound, grid)
 
     def awkward(self, x):
         """A node with any parameters that its operator accepts, also scales without a meaning."""
@@ -157,7 +164,7 @@ ORDERLESS = [
     *(generated_graphs.constant_operand, generated_graphs.activated, generated_graphs.chain, generated_graphs.concat),
     *(generated_graphs.transpose, generated_graphs.reshape, generated_graphs.squeeze, generated_graphs.slice_),
     *(generated_graphs.split, generated_graphs.two_branches, generated_graphs.there_and_back, generated_graphs.second_input),
-    *(qdq.where, qdq.gather, qdq.flatten, qdq.if_, qdq.requantize),
+    *(generated_graphs.moved, qdq.where, qdq.gather, qdq.flatten, qdq.if_, qdq.requantize),
 ]
 OTHER = {"second_reader", "integer_operator", "moved_codes", "lookup", "run_time_broadcast"}
 WITH_SUMS = [(build, weight) for build, weight in qdq.BUILDERS if build.__name__ not in OTHER]
@@ -166,4 +173,8 @@ WITH_SUMS = [(build, weight) for build, weight in qdq.BUILDERS if build.__name__
 def case(seed, graphs):
     """Return the case of a seed."""
     made = Builder(seed, graphs)
-    return qdq.case(seed, lambda _: made, [(each, 1) for each in ORDERLESS] if made.is_awkward else WITH_SUMS)
+    return qdq.case(
+        seed,
+        lambda _: made,
+        [(each, 1 + 3 * (each is generated_graphs.moved)) for each in ORDERLESS] if made.is_awkward else WITH_SUMS,
+    )

@@ -38,7 +38,9 @@ TYPES = {
 BLOCKS = [
     ("BFPQuantizeDequantize", {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8}),
     ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16}),
+    ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 4}),
     ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32}),
+    ("MXQuantizeDequantize", {"element_dtype": "int8", "block_size": 8}),
 ]
 
 
@@ -97,6 +99,7 @@ class Builder:
         self.inputs, self.feeds, self.live, self.shapes, self.built = [], {}, [], {}, []
         self.count, self.depth = 0, 0
         self.weight_grid = 2  # of the weight made last
+        self.again = {}  # by names of values after a round trip: functions that put an equal one behind another value
 
     # Random draws.
 
@@ -197,23 +200,52 @@ class Builder:
             if not self.exact:
                 scale = (scale * np.float32(0.37)).astype(np.float32)
         if exponent is not None and info.bits <= 16 and self.chance(0.25):
-            scale = scale if axis is None else scale.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
             others = [self.constant(value, np.float32) for value in (zero_point, info.bits)]
             signed = int(info.min < 0)
-            made = self.put("Quant", x, self.constant(scale), *others, domain=QONNX, signed=signed, narrow=0)
-            return self.new(x, made, None, bound, grid)
+
+            def quant(x, axis):
+                own = scale if axis is None else scale.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
+                return self.put("Quant", x, self.constant(own), *others, domain=QONNX, signed=signed, narrow=0)
+
+            return self.repeatable(x, quant, axis, shape, bound, grid)
         parameters = [self.constant(scale), self.constant(np.full(shape, zero_point), dtype)]
-        attributes = {} if axis is None else {"axis": axis}
-        codes = self.put("ExtendedQuantizeLinear", x, *parameters, domain=QUARK, **attributes)
-        return self.new(
-            x, self.put("ExtendedDequantizeLinear", codes, *parameters, domain=QUARK, **attributes), None, bound, grid
-        )
+
+        def both(x, axis):
+            attributes = {"domain": QUARK} if axis is None else {"axis": axis, "domain": QUARK}
+            codes = self.put("ExtendedQuantizeLinear", x, *parameters, **attributes)
+            return self.put("ExtendedDequantizeLinear", codes, *parameters, **attributes)
+
+        return self.repeatable(x, both, axis, shape, bound, grid)
+
+    def repeatable(self, x, make, axis, size, bound, grid):
+        """Add the round trip that ``make(x, axis)`` makes, and remember it. Behind another value, its scales lie along any axis
+        of the right length."""
+
+        def again(other):
+            axes = [None] if axis is None else [k for k, n in enumerate(other.shape) if (n,) == size]
+            return rounded(other, self.one(axes)) if axes else None
+
+        def rounded(x, axis):
+            y = self.new(x, make(x, axis), None, bound, grid)
+            self.again[y.name] = again
+            return y
+
+        return rounded(x, axis)
 
     def block_node(self, x):
         operator, attributes = self.blocks
-        axis = 1 if self.chance(0.8) else int(self.random.integers(len(x.shape)))
-        name = self.put(operator, x, domain=QUARK, axis=axis, rounding_mode=2, **attributes)
-        return self.new(x, name, None, 2 * x.bound)
+
+        def rounded(x, axis):
+            name = self.put(operator, x, domain=QUARK, axis=axis, rounding_mode=2, **attributes)
+            y = self.new(x, name, None, 2 * x.bound)
+            self.again[name] = lambda x: rounded(x, self.block_axis(x, axis))
+            return y
+
+        return rounded(x, self.block_axis(x, 1))
+
+    def block_axis(self, x, usual):
+        rank = len(x.shape)
+        return usual if self.chance(0.6) and -rank <= usual < rank else int(self.random.integers(-rank, rank))
 
     def quantized(self, x, probability=1.0):
         """Return x after quantization nodes, with this probability, or x itself."""
@@ -247,7 +279,19 @@ class Builder:
     def activation(self, x):
         simple = ["Relu", "Relu", "Clip", "HardSigmoid", "LeakyRelu", "HardSwishParts", "Abs", "Neg", "Identity"]
         if not self.exact:
-            simple += ["Sigmoid", "Tanh", "HardSwish", "Silu", "QuickGelu", "Gelu", "Sqrt"]
+            simple += [
+                "Sigmoid",
+                "Tanh",
+                "HardSwish",
+                "Silu",
+                "QuickGelu",
+                "Gelu",
+                "Sqrt",
+                "Softplus",
+                "Mish",
+                "TanhGelu",
+                "Erf",
+            ]
         what = self.one(simple)
         x = self.small(x, 12)
         if what == "Clip":
@@ -267,8 +311,8 @@ class Builder:
             return self.unary("Sqrt", self.unary("Abs", x))
         if what in ("Silu", "QuickGelu"):
             return quick_gelu(self, x, what == "Silu")
-        if what == "Gelu":
-            return gelu(self, x)
+        if what in COMPOSED:
+            return COMPOSED[what](self, x)
         return self.unary(what, x)
 
     def transposed(self, x, order):
@@ -725,6 +769,28 @@ def sandwich(b, x):
     return b.convolution(y, b.one(CHANNELS), [1, 1])
 
 
+def xint8(b, x):
+    """Convolutions of 8-bit codes times powers of two, with an activation, and nodes that move codes, between them."""
+    if len(x.shape) != 4 or x.shape[1] > 66 or not b.exact:
+        return None
+    y = b.pair(x, "int8")
+    for _ in range(b.one([1, 2, 2])):
+        kernel = [1, 1] if min(y.shape[2:]) < 3 or b.chance(0.4) else [3, 3]
+        y = b.convolution(y, b.one([16, 16, 20, 32]), kernel, pads=[kernel[0] // 2] * 4)
+        form = b.one(["Relu", "Relu", "none", "HardSwish"])
+        if form != "none":
+            y = b.unary("Relu", y) if form == "Relu" else hard_swish_in_parts(b, y)
+        y = b.pair(y, b.one(["int8", "uint8"]))
+        form = b.one(["none", "none", "MaxPool", "Resize", "moved", "residual"])
+        if form == "MaxPool":
+            y = b.new(y, b.put("MaxPool", y, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]))
+        elif form != "none":
+            y = {"Resize": resized, "moved": moved, "residual": residual}[form](b, y) or y
+        if len(y.shape) != 4 or y.shape[1] > 66 or y.size > MOST_ELEMENTS / 2:
+            return y
+    return y
+
+
 def padded(b, x):
     """Two convolutions with float codes between them, whose channels do not fill a block. The blocked layout adds channels to
     the first convolution, in which 0 * Inf is NaN. This NaN must not reach the channels of the second one."""
@@ -802,13 +868,36 @@ def gelu(b, x):
     return b.binary("Mul", b.binary("Mul", x, outer), half)
 
 
+def tanh_gelu(b, x):
+    """Gelu with Tanh, as exporters write it."""
+    cube, root, half, one = (b.value_of(np.array(each, np.float32)) for each in (0.044715, (2 / math.pi) ** 0.5, 0.5, 1))
+    inner = b.binary("Add", x, b.binary("Mul", b.unary("Pow", x, b.constant(3, np.float32)), cube))
+    outer = b.binary("Add", b.unary("Tanh", b.binary("Mul", inner, root)), one)
+    return b.binary("Mul", b.binary("Mul", x, half), outer)
+
+
+def softplus(b, x):
+    if b.chance(0.7):
+        return b.unary("Softplus", x)
+    return b.unary("Log", b.binary("Add", b.unary("Exp", x), b.value_of(np.array(1, np.float32))))
+
+
+def mish(b, x):
+    if b.opset >= 18 and b.chance(0.3):
+        return b.unary("Mish", x)
+    return b.binary("Mul", x, b.unary("Tanh", softplus(b, x)))
+
+
 def quick_gelu(b, x, is_silu=False):
     inner = x if is_silu else b.binary("Mul", x, b.value_of(np.array(1.702, np.float32)))
     return b.binary("Mul", x, b.unary("Sigmoid", inner))
 
 
 def gelu_like(b, x):
-    return None if b.exact else b.one([gelu, gelu, quick_gelu])(b, x)
+    return None if b.exact else b.one([gelu, gelu, quick_gelu, tanh_gelu, mish])(b, x)
+
+
+COMPOSED = {"Gelu": gelu, "TanhGelu": tanh_gelu, "Mish": mish, "Softplus": softplus}
 
 
 def layer_norm(b, x):
@@ -911,6 +1000,112 @@ def half(b, x):
     return b.new(x, name)
 
 
+# Moves: nodes between two equal round trips. They move elements, or choose among them and values of the format.
+
+
+def moved(b, x):
+    """A round trip, some moves, and an equal round trip."""
+    if not x.shape or not x.size or x.size > MOST_ELEMENTS / 4:
+        return None
+    x = b.quantized(x)
+    again = again_of(b, x)
+    for _ in range(b.one([1, 1, 2, 3])):
+        x = b.one(MOVES)(b, x) or x
+        b.again.setdefault(x.name, again)
+        x = (again(x) if b.chance(0.3) else None) or x
+    return again(x) or b.pair(x)
+
+
+def again_of(b, x):
+    """Return the function that rounds another value as x was rounded."""
+    return b.again.get(x.name, b.quantized)
+
+
+def again_joined(b, x):
+    """A Concat with another value, rounded alike."""
+    other = again_of(b, x)(b.activation(x))
+    return joined(b, [x, other], int(b.random.integers(len(x.shape)))) if other else None
+
+
+def taken(b, x):
+    """One of the parts of a Split."""
+    axis = int(b.random.integers(len(x.shape)))
+    n = x.shape[axis]
+    if n < 2:
+        return None
+    first = n // 2 if b.chance(0.5) else int(b.random.integers(1, n))
+    if b.opset >= 13:
+        names = b.put("Split", x, b.integers([first, n - first]), axis=axis, count=2)
+    else:
+        names = b.put("Split", x, axis=axis, split=[first, n - first], count=2)
+    k = b.one([0, 1])
+    return b.new(x, names[k], [*x.shape[:axis], [first, n - first][k], *x.shape[axis + 1 :]])
+
+
+def gather(b, x):
+    axis = int(b.random.integers(len(x.shape)))
+    if not x.shape[axis]:
+        return None
+    count = b.one([1, 2, 5])
+    places = b.integers(b.random.integers(0, x.shape[axis], count))
+    return b.new(x, b.put("Gather", x, places, axis=axis), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+
+
+def expand(b, x):
+    if len(x.shape) > 4:
+        return None
+    return b.new(x, b.put("Expand", x, b.integers([2, *[1] * len(x.shape)])), (2, *x.shape))
+
+
+def tile(b, x):
+    repeats = [b.one([1, 1, 2]) for _ in x.shape]
+    return b.new(x, b.put("Tile", x, b.integers(repeats)), [n * k for n, k in zip(x.shape, repeats, strict=True)])
+
+
+def clipped(b, x):
+    """Nodes that keep each element or take 0 or another value."""
+    what = b.one(["Relu", "Clip", "Neg", "Abs", "Max", "Min", "ThresholdedRelu", "Trilu"])
+    if what in ("Max", "Min"):
+        return b.binary(what, x, b.value_of(b.numbers(b.one([(), (1,), x.shape[-1:]]))))
+    if what == "Clip":
+        return b.unary("Clip", x, *(b.constant(each, np.float32) for each in b.one([(0, 6), (-1, 1), (-0.5, 4)])))
+    if what == "Trilu" and (b.opset < 14 or len(x.shape) < 2):
+        return None
+    return b.unary(what, x, **({"alpha": 0.5} if what == "ThresholdedRelu" else {}))
+
+
+def where(b, x):
+    others = [each for each in b.live if each.shape == x.shape] or [x]
+    mask = b.constant(b.random.random(x.shape[-1:]) < 0.5, np.bool_)
+    other = b.one([*others, b.value_of(b.numbers(()))])
+    return b.new(x, b.put("Where", mask, x, other), None, max(x.bound, other.bound), max(x.grid, other.grid))
+
+
+def scatter(b, x):
+    """Elements of another value in the place of those at some indices."""
+    axis = int(b.random.integers(len(x.shape)))
+    if b.opset < 11 or x.shape[axis] < 1:
+        return None
+    places = np.broadcast_to(b.random.permutation(x.shape[axis]).reshape(-1, *[1] * (len(x.shape) - 1 - axis)), x.shape)
+    return b.new(x, b.put("ScatterElements", x, b.integers(places), x, axis=axis))
+
+
+def max_pool(b, x):
+    if not 3 <= len(x.shape) <= 4 or min(x.shape) < 1 or getattr(b, "is_awkward", False):
+        return None
+    spatial = len(x.shape) - 2
+    name = b.put("MaxPool", x, kernel_shape=[3] * spatial, pads=[1] * 2 * spatial, strides=[1] * spatial)
+    return b.new(x, name)
+
+
+def resized(b, x):
+    return resize(b, x) if b.opset > 10 else None
+
+
+MOVES = [again_joined, taken, gather, expand, tile, clipped, where, scatter, max_pool, resized, transpose, reshape, squeeze]
+MOVES += [slice_, pad, again_joined, taken, clipped, clipped]
+
+
 # The builders and their weights in the random choice.
 BUILDERS = [
     (conv, 16),
@@ -941,6 +1136,8 @@ BUILDERS = [
     (attention, 4),
     (layer_norm, 5),
     (gelu_like, 7),
+    (moved, 12),
+    (xint8, 9),
     (batch_norm, 3),
     (if_, 2),
     (loop, 1),

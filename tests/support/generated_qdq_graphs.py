@@ -201,10 +201,21 @@ class Builder(generated_graphs.Builder):
             self.used.append(p)
         if p.axis is None and p.zero_point.size == 1 and self.chance(0.04) and p.domain == ONNX:
             return self.new(x, self.put("RoundTrip", x, *self.function(p), domain=LOCAL), None, *p.after(x))
+        return self.rounded(x, p)
+
+    def rounded(self, x, p):
+        """Add a pair with these parameters, and remember it (`repeatable`)."""
         codes = self.node("Quantize", x, p)
         if not self.depth:
             self.codes.append((codes, p, x))
-        return self.dequantized(codes, p, x)
+
+        def again(other):
+            axes = [p.axis] if p.axis is None else [k for k, n in enumerate(other.shape) if (n,) == p.scale.shape]
+            return self.rounded(other, p._replace(axis=self.one(axes))) if axes and not p.block_size else None
+
+        y = self.dequantized(codes, p, x)
+        self.again[y.name] = again
+        return y
 
     def function(self, p):
         """Make the local function of a pair, and return its other inputs."""
@@ -392,31 +403,26 @@ def gemm(b, x):
 
 def lookup(b, x):
     """A function of 8-bit codes, whose result is quantized to 8 bits: a table of codes."""
-    x = b.pair(x, b.one(["int8", "uint8"]))
-    y = b.unary(b.one(["Sigmoid", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"]), x, bound=max(1, x.bound), grid=x.grid + 8)
-    b.shapes.pop(y.name, None)  # no output: only its codes are exact
+    x, own = b.pair(x, b.one(["int8", "uint8"])), set(b.shapes)
+    what = b.one(["Sigmoid", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid", "Erf", "Silu", "Gelu", "Softplus"])
+    what = "Sigmoid" if what == "Erf" and b.opset < 9 else what
+    if what == "Silu":
+        y = b.new(x, b.put("Mul", x, b.put("Sigmoid", x)))
+    elif what == "Gelu":
+        root, one, half = (b.constant(np.float32(each)) for each in (2**0.5, 1, 0.5))
+        outer = b.put("Add", b.put("Erf", b.put("Div", x, root)), one)
+        y = b.new(x, b.put("Mul", b.put("Mul", x, outer), half))
+    else:
+        y = b.unary(what, x)
+    y = y._replace(bound=max(1, x.bound), grid=x.grid + 8)
+    for name in set(b.shapes) - own:  # no outputs: only the codes are exact
+        del b.shapes[name]
     return b.pair(y, b.one(["int8", "uint8"]))
 
 
 def extreme(b, x):
     others = [each for each in b.live if each.shape == x.shape]
     return b.binary(b.one(["Max", "Min"]), x, b.one(others) if others and b.chance(0.7) else b.value_of(b.numbers(())))
-
-
-def where(b, x):
-    others = [each for each in b.live if each.shape == x.shape] or [x]
-    mask = b.constant(b.random.random(x.shape[-1:]) < 0.5, np.bool_)
-    other = b.one(others)
-    return b.new(x, b.put("Where", mask, x, other), None, max(x.bound, other.bound), max(x.grid, other.grid))
-
-
-def gather(b, x):
-    axis = int(b.random.integers(len(x.shape)))
-    if not x.shape[axis]:
-        return None
-    count = b.one([1, 2, 5])
-    places = b.integers(b.random.integers(0, x.shape[axis], count))
-    return b.new(x, b.put("Gather", x, places, axis=axis), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
 def requantize(b, x):
@@ -654,8 +660,10 @@ def scan(b, x):
     return b.reduced("ReduceMax", stacked, [0], 0)
 
 
+where, gather = generated_graphs.where, generated_graphs.gather
 own = (gemm, resize, if_, loop, scan)
 BUILDERS = [(build, 5 if weight > 10 else min(weight, 3)) for build, weight in generated_graphs.BUILDERS]
+BUILDERS += [(generated_graphs.moved, 6)]
 BUILDERS = [each for each in BUILDERS if each[0].__name__ not in {build.__name__ for build in own}]
 BUILDERS += [(dense, 14), (gemm, 4), (lookup, 3), (extreme, 2), (where, 2), (gather, 1), (requantize, 3), (second_reader, 2)]
 BUILDERS += [(flatten, 2), (moved_codes, 2), (resize, 2), (integer_operator, 6), (if_, 5), (loop, 2), (scan, 1)]

@@ -36,6 +36,7 @@ from watched import Child, on_threads
 
 import quark_numba
 from quark_numba.rewriting.integers import groups as integer_operators
+from quark_numba.session.blocked import codes as blocked_codes
 
 ALL, NONE = "ENABLE_ALL", "DISABLE_ALL"
 REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", "drop-in, qdq=float", 300
@@ -62,6 +63,13 @@ def on_integers(make, model):
     """Make a session with integer operators wherever these are right, whether they are faster or not."""
     with unittest.mock.patch.object(integer_operators, "_is_faster", return_value=True):
         return make(model)
+
+
+def on_codes(model):
+    """Make a session with convolutions on codes wherever these are right, whether they are faster or not."""
+    changed = {"_has_dot_products": lambda lanes: True, "_has_lookup": lambda: True, "_FEWEST_PRODUCTS": 1}
+    with unittest.mock.patch.multiple(blocked_codes, **changed):
+        return ours(model, qdq="float")
 
 
 def through_files(model, folder):
@@ -125,6 +133,7 @@ MODES = {
     'qdq="float"': (lambda model, folder: ours(model, qdq="float"), run),
     "optimize, plain": (lambda model, folder: optimized(model), run),
     "on integers": (lambda model, folder: on_integers(ours, model), run),
+    "convolutions on codes": (lambda model, folder: on_codes(model), run),
     "on integers, optimize, plain": (lambda model, folder: on_integers(optimized, model), run),
     'qdq="onnxruntime"': (lambda model, folder: ours(model, qdq="onnxruntime"), run),
     'optimize, qdq="onnxruntime"': (lambda model, folder: optimized(model, qdq="onnxruntime"), run),
