@@ -34,7 +34,7 @@ def rewrite(graph: Graph) -> None:
     rounded: dict[_Rounded, _RoundTrip] = {}
     for node in graph.nodes():
         round_trip = graph.meaning(node)
-        if not isinstance(round_trip, (RoundTrip, BlockRoundTrip)) or node.y.is_graph_output():
+        if not isinstance(round_trip, (RoundTrip, BlockRoundTrip)) or not _may_replace(node.x, node.y):
             continue
         if not (_is_idempotent(round_trip) and _is_rounded(graph, node.x, round_trip, rounded)):
             continue
@@ -44,8 +44,15 @@ def rewrite(graph: Graph) -> None:
             codes = round_trip.element_type
             is_same = bool(codes and codes.is_integer) or signs_of_zeros_are_lost(graph, node.y)
         if is_same:
-            node.y.replace_all_uses_with(node.x)
+            if node.y.is_graph_output():  # keeps its name and what the model declares of it
+                node.x.name, node.x.type, node.x.shape = node.y.name, node.y.type, node.y.shape
+            graph.replace_uses(node.y, node.x)
             graph.remove(node, REPEATED)
+
+
+def _may_replace(x: ir.Value, y: ir.Value) -> bool:
+    """Return whether x may take y's place. An output of a graph is a result of one of its nodes, and has one name."""
+    return not y.is_graph_output() or (x.producer() is not None and x.graph is y.graph and not x.is_graph_output())
 
 
 def _is_idempotent(round_trip: _RoundTrip) -> bool:
