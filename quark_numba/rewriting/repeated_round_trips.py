@@ -2,6 +2,8 @@
 
 For integers and block formats, the second round trip returns the bits of its x. A float type may round a small negative number
 to -0, which the second round trip turns into 0. So it is dropped only where no sign of a zero matters.
+
+A block format is also dropped if x is a Cast of booleans: 0 and 1 are values of the format.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import BlockRoundTrip, RoundTrip
+from ..declaration.reasons import NotRewrittenError
 from ..element_types import BFLOAT16, FLOAT32
 from . import moved_blocks
 from .graph import Graph
-from .nodes import GraphOperand
+from .nodes import GraphOperand, Node, call
 from .round_trips import is_exact
 from .signs_of_zeros import MOVE_ALL, MOVE_FIRST, signs_of_zeros_are_lost
 
 REPEATED = "dropped: an equal one rounded its x already"
+BOOLEANS = "dropped: it returns booleans as they are"
+
+# ONNX's operators whose results are booleans, whatever their inputs are.
+_BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 
 _RoundTrip = RoundTrip[GraphOperand] | BlockRoundTrip[GraphOperand]
 
@@ -36,7 +43,8 @@ def rewrite(graph: Graph) -> None:
         round_trip = graph.meaning(node)
         if not isinstance(round_trip, (RoundTrip, BlockRoundTrip)) or not _may_replace(node.x, node.y):
             continue
-        if not (_is_idempotent(round_trip) and _is_rounded(graph, node.x, round_trip, rounded)):
+        is_boolean = isinstance(round_trip, BlockRoundTrip) and _is_boolean(node.x) and _keeps_booleans(node, round_trip)
+        if not (is_boolean or (_is_idempotent(round_trip) and _is_rounded(graph, node.x, round_trip, rounded))):
             continue
         if isinstance(round_trip, BlockRoundTrip):
             is_same = graph.inferred_type(node.x) is FLOAT32
@@ -47,7 +55,30 @@ def rewrite(graph: Graph) -> None:
             if node.y.is_graph_output():  # keeps its name and what the model declares of it
                 node.x.name, node.x.type, node.x.shape = node.y.name, node.y.type, node.y.shape
             graph.replace_uses(node.y, node.x)
-            graph.remove(node, REPEATED)
+            graph.remove(node, BOOLEANS if is_boolean else REPEATED)
+
+
+def _is_boolean(x: ir.Value) -> bool:
+    """Return whether x is a Cast of booleans."""
+    cast = x.producer()
+    source = cast.inputs[0] if cast and not cast.domain and cast.op_type == "Cast" else None
+    if source is None:
+        return False
+    producer = source.producer()
+    is_logical = producer is not None and not producer.domain and producer.op_type in _BOOLEAN
+    return is_logical or source.dtype is ir.DataType.BOOL
+
+
+def _keeps_booleans(node: Node, round_trip: BlockRoundTrip[GraphOperand]) -> bool:
+    """Return whether a node returns 0 and 1 unchanged. A result depends only on the element and on the largest elements of its
+    block and sub-block, which are 0 or 1 too. So one block has all the cases."""
+    x = np.zeros(max(2, round_trip.block_size), np.float32)
+    x[0] = 1
+    try:
+        (y,) = call(node, [x], axis=0)
+    except NotRewrittenError:  # the node is not valid
+        return False
+    return y.tobytes() == x.tobytes()
 
 
 def _may_replace(x: ir.Value, y: ir.Value) -> bool:

@@ -18,7 +18,7 @@ from quark_numba import bfp_quantize_dequantize, optimize, quantize_dequantize
 from quark_numba.rewriting import repeated_round_trips
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import PAIR
-from quark_numba.rewriting.repeated_round_trips import REPEATED
+from quark_numba.rewriting.repeated_round_trips import BOOLEANS, REPEATED
 
 TYPES = [name for name, row in PAIR.formats.items() if row.ort_release and row.ort_release <= RELEASE]
 IS_INTEGER = {name: isinstance(oracle.TYPES[name], oracle.Integer) for name in TYPES}
@@ -350,3 +350,39 @@ def test_what_is_dropped_may_be_an_output(between):
 
 def test_an_output_keeps_its_node_if_x_is_an_output():
     assert not dropped(with_outputs(blocks(RELU, BFP16), "v", "z"))
+
+
+def of_booleans(comparison, operator, attributes, element_type="float32"):
+    """Return a model that rounds the result of a comparison to a block format."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(element_type))
+    nodes = [comparison, f"v = Cast <to = {number}> (b)"]
+    source = model([*nodes, "end = Neg (z)"], [("x", "float32", BLOCKS_X.shape)], ["end"], domains=["com.amd.quark"], opset=17)
+    source.graph.node.insert(2, helper.make_node(operator, ["v"], ["z"], domain="com.amd.quark", **attributes))
+    source.graph.initializer.extend(floats(one=1))
+    return source
+
+
+def dropped_booleans(source):
+    return sum(count for (_, what), count in rewrite_model(source).done.items() if what == BOOLEANS)
+
+
+BLOCK_FORMATS = [
+    *(("BFPQuantizeDequantize", each) for each in block_samples.BFP.values()),
+    *(("MXQuantizeDequantize", {"element_dtype": name}) for name in ("fp8_e4m3", "fp8_e5m2", "fp6_e2m3", "fp4_e2m1", "int8")),
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("operator", "attributes"), BLOCK_FORMATS)
+@pytest.mark.covering("slow")
+def test_booleans_are_not_rounded(operator, attributes):
+    for axis in (1, 2):
+        before = of_booleans("b = Greater (x, one)", operator, {**attributes, "axis": axis})
+        assert dropped_booleans(before) == 1
+        assert_same_values(before, optimize(before), {"x": BLOCKS_X}, lambda value: value.numpy().tobytes())
+
+
+def test_what_is_not_known_to_be_boolean_is_rounded():
+    for comparison, attributes in (("b = Round (x)", BFP16), ("b = Equal (x, one)", {**BFP16, "bit_width": 99})):
+        assert not dropped_booleans(of_booleans(comparison, "BFPQuantizeDequantize", attributes))
+    assert not dropped_booleans(of_booleans("b = Equal (x, one)", "BFPQuantizeDequantize", BFP16, "float16"))
