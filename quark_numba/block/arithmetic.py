@@ -61,12 +61,13 @@ def converters(key: Key) -> dict[int, Any]:
 
 
 @functools.cache
-def ordinary_converters(key: Key) -> dict[int, Any]:
+def ordinary_converters(key: Key, *, is_symmetric: bool) -> dict[int, Any]:
     """Return the converters for ordinary blocks by rounding mode: (x as stored, anchor, the result of `kernels.bounds_of`) -> y
-    as stored. There is no converter for HALF_UPWARD."""
+    as stored. There is no converter for HALF_UPWARD. `is_symmetric` says whether the lowest number is minus the highest."""
     if key.element:
-        return {HALF_TO_EVEN: _ordinary_converter(key, *_element_grid(key.element))}
-    return {mode: _ordinary_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
+        return {HALF_TO_EVEN: _ordinary_converter(key, *_element_grid(key.element), is_symmetric=is_symmetric)}
+    modes = HALF_TO_EVEN, HALF_AWAY_FROM_ZERO
+    return {mode: _ordinary_converter(key, *_whole_grid(mode), is_symmetric=is_symmetric) for mode in modes}
 
 
 @functools.cache
@@ -273,18 +274,22 @@ def anchor_finder(key: Key) -> Any:
     return inline(find_anchor)
 
 
-def _ordinary_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
+def _ordinary_converter(key: Key, nearest: Any, bound_of: Any, *, is_symmetric: bool) -> Any:
     """Return the function: (x as stored, anchor, the result of `kernels.bounds_of`) -> y as stored, for the elements of an
-    ordinary block, which are finite."""
+    ordinary block, which are finite. If the lowest and the highest number differ in magnitude, a zero has no sign: see
+    `kernels.bounds_of`."""
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
 
     def convert(x: Any, anchor: Any, bounds: Any) -> Any:
         value = np.float32(value_of(x))
         magnitude = nearest(abs(value), anchor)
         bound = bound_of(anchor, bounds)
+        if not is_symmetric:
+            bound = bound_of(anchor, (bounds[1], np.float32(-bounds[0]), bounds[2])) if value < np.float32(0) else bound
         magnitude = magnitude if magnitude < bound else bound
         sign = np.uint32(value.view(np.uint32) & ~MAGNITUDE)
-        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # the magnitude is positive
+        y = np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32)  # the magnitude is positive
+        return encode(y if is_symmetric else np.float32(y + np.float32(0)))
 
     return inline(convert)
 

@@ -54,7 +54,7 @@ def ordinary_names(key: Key, block_format: Format) -> dict[str, Any]:
         "measure": arithmetic.magnitude_measure(key),
         "find_anchor": arithmetic.anchor_finder(key),
         "drop": np.int32(block_format.drop),
-        "convert": arithmetic.ordinary_converters(key)[block_format.rounding_mode],
+        "convert": arithmetic.ordinary_converters(key, is_symmetric=_is_symmetric(block_format))[block_format.rounding_mode],
         "bounds": (f32(block_format.lowest), f32(block_format.highest), f32(0)),
     }
 
@@ -63,6 +63,7 @@ def closed_function(key: Key, block_format: Format) -> Any:
     """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
     None if even clipping at 0 alone (Relu) may give values outside of the format.
 
+    The format has to be symmetric: else the lowest number may have a larger exponent than the block had before.
     Clipping never increases the exponent of a block, so the elements stay multiples of the step. They also have to stay in
     range. After clipping, another element may be the largest of its block, with any mantissa bits. If the largest value of a
     type does not have all mantissa bits set, as in float8e4m3fn, that element may be above it. `lowest` has to be 0. Where
@@ -70,7 +71,8 @@ def closed_function(key: Key, block_format: Format) -> Any:
     a block."""
     most = key.element.highest if key.element else block_format.highest
     bits = key.element.mantissa_bits + 1 if key.element else int(block_format.highest).bit_length()
-    if not has_ordinary_functions(block_format) or math.frexp(most)[0] != 1 - 2.0**-bits:
+    is_closed_at_zero = _is_symmetric(block_format) and math.frexp(most)[0] == 1 - 2.0**-bits
+    if not (has_ordinary_functions(block_format) and is_closed_at_zero):
         return None
     names = ordinary_names(key, block_format)
     measure, find_anchor, convert = names["measure"], names["find_anchor"], names["convert"]
@@ -86,5 +88,8 @@ def closed_function(key: Key, block_format: Format) -> Any:
 
 def has_ordinary_functions(block_format: Format) -> bool:
     """Return whether the functions of ``arithmetic`` for ordinary blocks support the format."""
-    is_symmetric = block_format.lowest == -block_format.highest
-    return is_symmetric and block_format.max_shift <= arithmetic.MAX_SHIFT and block_format.rounding_mode != HALF_UPWARD
+    return block_format.max_shift <= arithmetic.MAX_SHIFT and block_format.rounding_mode != HALF_UPWARD
+
+
+def _is_symmetric(block_format: Format) -> bool:
+    return block_format.lowest == -block_format.highest

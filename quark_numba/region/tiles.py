@@ -25,6 +25,9 @@ SPAN = words("column", "count", "index")
 
 _SPAN_SIZE = SPAN.itemsize
 
+# A chunk that needs more bytes allocates them. In a small node, to allocate memory takes longer than to compute.
+_MAX_ON_STACK = 1 << 16
+
 
 @jit.function
 def _columns_per_chunk(block: int, rows: int) -> int:
@@ -146,10 +149,10 @@ def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
 
 
 class ChunkMemory(NamedTuple):
-    """The layout of the memory of a chunk. At its beginning are a tile of y and a tile for each stream, of `tile_size` bytes
-    each. The other fields are offsets in bytes."""
+    """The layout of the memory of a chunk. At its beginning are a tile of y and a tile for each stream. The fields are offsets
+    in bytes."""
 
-    tile_size: int
+    streams: int  # the tiles of the streams
     buffers: int  # the program's
     spans: int  # those of a tile
     scratch: int  # that of `load_lanes`
@@ -159,16 +162,19 @@ class ChunkMemory(NamedTuple):
 @jit.expand
 def _lay_out(work: Any, rows: int, width: int) -> Any:
     """Return the ChunkMemory for tiles of this shape."""
-    tile_size = rows * width * 8  # 8 bytes for an element of any type
-    buffers = (work.streams + 1) * tile_size
+    itemsizes, streams = array_at(work.itemsizes, work.count, np.int64), rows * width * 4
+    buffers = streams
+    for k in range(work.count):
+        buffers += rows * width * itemsizes[k]
     spans = buffers + work.buffers_size
     scratch = spans + width * _SPAN_SIZE
-    return ChunkMemory(tile_size, buffers, spans, scratch, scratch + min(width, work.inner) * work.lanes * 8)
+    return ChunkMemory(streams, buffers, spans, scratch, scratch + min(width, work.inner) * work.lanes * 8)
 
 
 @jit.expand
-def load_tiles(work_address: int, spans: Any, shape: Any, tile_size: int, memory: int, scratch: int, addresses: Any) -> None:
-    """Load the tiles of all streams, and set their `addresses`. The tiles lie one after the other from `memory` on."""
+def load_tiles(work_address: int, spans: Any, shape: Any, elements: int, memory: int, scratch: int, addresses: Any) -> None:
+    """Load the tiles of all streams, of so many elements each, and set their `addresses`. The tiles lie one after the other
+    from `memory` on."""
     work, full = record_at(work_address, WORK), find_full_inputs(nest_of(work_address))
     for k in range(work.count):
         stream = stream_of(work_address, k, full)
@@ -181,7 +187,7 @@ def load_tiles(work_address: int, spans: Any, shape: Any, tile_size: int, memory
                 load_lanes(work_address, stream, spans[i], shape, memory, scratch)
             else:
                 load(work_address, stream, spans[i], shape, memory)
-        memory += tile_size
+        memory += elements * stream.itemsize
 
 
 @jit.expand
@@ -204,10 +210,14 @@ def run_chunk(work_address: int, number: int) -> None:
     tile_address, tile = new_record(TILE_WORK)
     tile.rows, tile.filled_rows = -(-columns.rows // work.group_size) * work.group_size, columns.rows
     layout, shape = _lay_out(work, tile.rows, width), TileShape(columns.rows, width)
-    memory = allocate(layout.end)
-    if memory == 0:
-        work.has_failed = 1
-        return
+    owned = np.int64(0)
+    if layout.end <= _MAX_ON_STACK:
+        memory = stack(layout.end // 8)
+    else:
+        memory = owned = allocate(layout.end)
+        if memory == 0:
+            work.has_failed = 1
+            return
     addresses = array_at(stack(work.count), work.count, np.int64)
     tile.inputs, tile.functions, tile.buffers = addresses.ctypes.data, work.functions, memory + layout.buffers
     tile.is_unchanged, tile.has_failed = work.outer * work.length * work.inner == 1, 0
@@ -215,12 +225,13 @@ def run_chunk(work_address: int, number: int) -> None:
         tile.filled_columns = min(width, columns.end - start)
         count = _set_spans(work, array_at(memory + layout.spans, width, SPAN), columns, start, tile.filled_columns)
         spans = array_at(memory + layout.spans, count, SPAN)
-        load_tiles(work_address, spans, shape, layout.tile_size, memory + layout.tile_size, memory + layout.scratch, addresses)
-        call(work.program, (tile_address, memory, tile.rows * width))
+        elements, streams = tile.rows * width, memory + layout.streams
+        load_tiles(work_address, spans, shape, elements, streams, memory + layout.scratch, addresses)
+        call(work.program, (tile_address, memory, elements))
         store_tile(work_address, spans, shape, memory)
     if tile.has_failed:
         work.has_failed = 1
-    release(memory)
+    release(owned)
 
 
 @functools.cache

@@ -235,6 +235,26 @@ def test_blocks(name, rounding_mode):
 
 
 @pytest.mark.compiled
+@rounding_modes
+def test_the_lowest_number_of_int8(rounding_mode):
+    """It is -128, and the highest is 127. In two's complement a zero has no sign, and Relu and Clip may give other numbers than
+    those of the format: the block's exponent becomes larger with -128."""
+    node = {"element_dtype": "int8", "block_size": 8, "rounding_mode": rounding_mode, "axis": -1}
+    trips = [
+        helper.make_node("MXQuantizeDequantize", [x], [y], domain="com.amd.quark", **node)
+        for x, y in (("v", "b0"), ("v0", "b1"), ("v1", "y"))
+    ]
+    nodes = ["v = Neg (x)", trips[0], "v0 = Identity (b0)", trips[1], "v1 = Clip (b1, low, six)", trips[2]]
+    before = model(nodes, [("x", "float32", (30, 21))], ["y"], initializers=floats(low=-200, six=6), opset=17)
+    random = np.random.default_rng(6)
+    ends = random.choice([127.5, -127.5, 127.75, -127.75, -128, 255, -255, 0.5, -0.5, 1.5, -2.5, 0, -0.0], (30, 21))
+    after = assert_merged(before, {"x": ends.astype(np.float32)})
+    for x in (ends * 2.0 ** random.integers(-2, 3, ends.shape), random.normal(0, 1, ends.shape), np.full(ends.shape, -0.0)):
+        assert_same_values(before, after, {"x": x.astype(np.float32)})
+    assert_same_values(before, after, {"x": block_samples.values(ends.shape, "float32", 0)})
+
+
+@pytest.mark.compiled
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("of_blocks", [0, 1, 2])
 @pytest.mark.parametrize("name", ["int8", "uint32", "float16"])
