@@ -19,8 +19,9 @@ from .step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, 
 if TYPE_CHECKING:
     import onnx
 
-# The limits of a program. A stream is an input of more than one element, and takes space on the stack of each thread.
-MAX_INPUTS, MAX_STREAMS, MAX_STEPS = 48, 16, 64
+# The limits of a program. A stream is an input of more than one element, and takes space on the stack of each thread. A block
+# has to fit into a tile.
+MAX_INPUTS, MAX_STREAMS, MAX_STEPS, MAX_BLOCK = 48, 16, 64, MAX_ROWS
 
 # The element types of zero points: the operator's types of at least 4 bits. For inputs that may differ in type, ONNX Runtime
 # does not support smaller types.
@@ -228,8 +229,8 @@ def _format_faults(step: Step) -> Iterator[str]:
         if count != 1 + len(names) or None in step.operands:
             yield f"has {count} operands; expected x, {', '.join(names)}"
     if step.operator in BLOCK_ROUND_TRIPS:
-        block, expected = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MAX_ROWS}"
-        if step.axis >= 0 or block > MAX_ROWS:
+        block, expected = step.block_format[1].block, f"an axis below 0, counted from the last one, and at most {MAX_BLOCK}"
+        if step.axis >= 0 or block > MAX_BLOCK:
             yield f"has axis {step.axis} and block_size {block}; expected {expected}"
 
 

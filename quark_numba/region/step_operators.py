@@ -1,7 +1,7 @@
 """The operators that a step of a program may have: STEP_OPERATORS, a row for each.
 
-All that is known of an operator is in its row. `key` checks programs by the numbers of operands and the attributes,
-`arithmetic` compiles `element`, and `calls` calls `array`.
+All that is known of an operator is in its row; the limits of programs are in `key`. `key` checks programs by the numbers of
+operands and the attributes, `arithmetic` compiles `element`, and `calls` calls `array`.
 
 `element` is a function of float32 numbers, with the bits of ONNX Runtime's CPU provider, NaNs included. If both operands are
 NaN, either one may be the result. For an operator with attributes, `element` returns this function for values of the

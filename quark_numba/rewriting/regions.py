@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..block.granularity import MAX_IN_REGISTERS, MAX_ROWS
+from ..block.granularity import MAX_IN_REGISTERS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..declaration.reasons import Invalid, NotRewrittenError, require, stays_if
 from ..element_types import FLOAT32
@@ -144,7 +144,7 @@ class _Steps:
         stays_if(len(shape) < 2 or not has_several, unknown)
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         stays_if(not -len(shape) <= axis < 0, Invalid("not valid: its axis is out of range"))
-        most = MAX_IN_REGISTERS if self.graph.operators == "cuda" else MAX_ROWS
+        most = MAX_IN_REGISTERS if self.graph.operators == "cuda" else programs.MAX_BLOCK
         stays_if(meaning.block_size > most, f"its blocks have more than {most} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))

@@ -28,8 +28,8 @@ from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import RewrittenModel
 from . import initializers
 from .artifact import Artifact
+from .blocked.counterparts import REGION
 from .blocked.layout import has_regions, lay_out
-from .blocked.nodes import REGION
 from .model_cache import ModelCache, small
 from .plan import PreparationPlan, make_plan
 from .request import SessionRequest

@@ -399,7 +399,7 @@ class TestLeft:
         if "Slice" in steps:
             constants = {key: np.array(value) for key, value in {"o": [0, 0], "e": [2, 3], "r": [0, 2]}.items()}
         source = network(steps, **constants)
-        with caplog.at_level(logging.DEBUG, "quark_numba.session.blocked.nodes"):
+        with caplog.at_level(logging.DEBUG, "quark_numba.session.blocked.counterparts"):
             after = laid_out(source)
         assert after is None or count(after, "IntegerConv") == 0
         assert any(reason in record.getMessage() for record in caplog.records), [r.getMessage() for r in caplog.records]

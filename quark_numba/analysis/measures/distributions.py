@@ -1,4 +1,5 @@
-"""Logits as probability distributions: the divergence of one from the reference's, and the cross-entropy of the labels."""
+"""Logits as probability distributions: the divergence of one from the reference's, and the cross-entropy of the labels, which
+``classes`` checks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ scales them. So a code differs by at most one, and only if the result is within 
 codes.
 
 Operators that pass codes to each other form a group. A group is rewritten as a whole if that is estimated to be faster
-(``integer_costs``). The codes of activations become uint8, because ONNX Runtime is slow with int8 activations on x86-64. For
+(``costs``). The codes of activations become uint8, because ONNX Runtime is slow with int8 activations on x86-64. For
 this, 128 is added to int8 codes and to their zero point. The codes of weights become int8 if ONNX Runtime multiplies uint8 by
 int8 exactly, else uint8."""
 

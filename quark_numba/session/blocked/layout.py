@@ -30,7 +30,7 @@ from ...rewriting.fusions import optimize_by_onnx_runtime
 from ..request import SessionRequest
 from ..session_options import ENTRIES
 from .arrays import NCHWC, find_lanes
-from .nodes import HANDLERS, REGION
+from .counterparts import HANDLERS, REGION
 from .tensors import DEQUANTIZE, QUANTIZE, BlockedTensors
 
 
