@@ -132,14 +132,14 @@ class Helpers:
                 self._threads[-1].start()
 
     def _serve(self, helper: Any) -> None:
-        """Let a helper make calls, until it fails or no more are to come."""
+        """Let a helper make calls, until it fails or no more are to come. Then it ends."""
         with suppress(OSError, ValueError):  # it has ended, and the pipes are closed
             while call := self._calls.get():
                 helper.stdin.write(call.statement.encode())
                 if not helper.stdout.read(1):
                     break
             else:
-                return
+                helper.stdin.write(b"os._exit(0)\n")
         helper.wait()
 
     def finish(self, calls: Iterable[Call]) -> None:
@@ -157,7 +157,7 @@ class Helpers:
         end = time.monotonic() + _PATIENCE
         for thread, helper in zip(self._threads, self._helpers, strict=True):
             thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive() or helper.poll() is not None:
+            if thread.is_alive() or helper.returncode != 0:
                 message = "a helper process failed, or took more than %.0f s; no more are started: %s"
                 _log.warning(message, _PATIENCE, sys.executable)
                 _failed.add(sys.executable)

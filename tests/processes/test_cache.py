@@ -446,13 +446,13 @@ def test_the_digest_covers_what_a_kernel_is_made_of(family):
         "access_list",
         "cache",
         "inner_functions",
+        "installed_versions",
         "lock",
         "memory",
         "object_files",
         "process_lock",
         "sources",
         "user_folder",
-        "versions",
     )  # all but `lock` are imported by the cache alone
     apart = {f"quark_numba.compiling.{each}" for each in apart}
     assert covered >= imported - apart

@@ -26,16 +26,20 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from quark_numba.compiling import cache, helpers
 
-NAP, SLEEP = ["import time; time.sleep(0.1)"] * 2, ["import time; time.sleep(1000)"] * 2
+NAP, SLEEP = [helpers.Call(time.sleep, (0.1,))] * 2, [helpers.Call(time.sleep, (1000,))] * 2
 
-def go(statements=NAP, fork=False):
-    with helpers.Helpers(statements) as running:
+def go(calls=NAP, fork=False):
+    with helpers.Helpers(calls) as running:
         for each in [*cache.before_compiling]:
             each()
         if fork and not os.fork():
             time.sleep(1000)
         print("started", flush=True)
-        running.wait()
+        for thread in running._threads:
+            running._calls.put(None)
+        for thread in running._threads:
+            thread.join(helpers._PATIENCE)
+        running.finish([])
         return len(running._helpers), [each.returncode for each in running._helpers]
 
 def report():
@@ -198,7 +202,7 @@ import pathlib
 folder = {str(evil)!r}
 sys.path.insert(0, {entry})
 os.chdir({str(tmp_path)!r})
-NAP[:] = ["import numba"] * 2
+NAP[:] = [helpers.Call(__import__, ("numba",))] * 2
 report()
 """
     command = [sys.executable, "-P", "-c", code]
@@ -214,7 +218,7 @@ def test_a_helper_writes_bytecode_where_its_process_would(flags, mark, tmp_path)
     folder.mkdir()
     (folder / "some_module.py").write_text("")
     code = PROGRAM.format(path=str(tmp_path / "out"))
-    code += f"sys.path.append({str(folder)!r}); NAP[:] = ['import some_module'] * 2; report()"
+    code += f"sys.path.append({str(folder)!r}); NAP[:] = [helpers.Call(__import__, ('some_module',))] * 2; report()"
     variables = environment(mark)
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         variables.pop(name, None)

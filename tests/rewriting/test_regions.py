@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import architectures
 import block_samples
@@ -19,6 +18,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model, parsed, run, session
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+from paths import ROOT
 from rewritten_models import (
     VARIANTS,
     assert_same_values,
@@ -50,7 +50,6 @@ from quark_numba.region.loops import (
     ordinary_parts,
 )
 from quark_numba.region.step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
-from quark_numba.rewriting import regions
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.regions import MERGED
@@ -97,7 +96,7 @@ def merge(nodes, feeds, initializers=(), opset=17):
 
 def test_each_step_is_on_the_page():
     """The page of `optimize` names each operator that may be a step."""
-    page = Path(regions.__file__).with_name("README.md").read_text(encoding="utf-8")
+    page = (ROOT / "quark_numba/rewriting/README.md").read_text(encoding="utf-8")
     _, _, section = page.partition("- The steps are")
     named = set(re.findall(r"`(\w+)`", section.partition("\n- A step gives")[0]))
     assert named - {"optimize"} == set(STEP_OPERATORS)
