@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import onnx
 import pytest
+from onnx import helper
 from paths import MODELS
 from processes import note, run
 
@@ -18,6 +19,7 @@ from quark_numba.compiling import helpers as helpers_module
 from quark_numba.compiling.helpers import PROCESSES, Call, Helpers
 from quark_numba.errors import EnvironmentVariableError
 from quark_numba.ort import ahead
+from quark_numba.region.key import parse
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +250,33 @@ def test_a_wrong_number_of_processes(wrong, monkeypatch):
     monkeypatch.setenv(PROCESSES, wrong)
     with pytest.raises(EnvironmentVariableError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
         ahead.helpers(onnx.ModelProto())
+
+
+PROGRAM = "region (float x0) => (float y) {\n  y = Abs (x0)\n}"
+
+
+@pytest.mark.compiled
+def test_what_the_nodes_of_a_model_need():
+    """The functions of convolutions, which take long, come first. Each program and each family counts once."""
+    nodes = [helper.make_node("Region", ["x"], [y], domain="quark_numba", program=PROGRAM) for y in "ab"]
+    nodes += [helper.make_node("IntegerConv", ["b", "w", "s", "t"], [y], domain="quark_numba", lanes=8) for y in "cd"]
+    calls = [*ahead._calls(helper.make_model(helper.make_graph([*nodes, helper.make_node("Abs", ["d"], ["y"])], "g", [], [])))]
+    assert calls == [
+        Call(ahead.compile_states, ("quark_numba", "IntegerConv", {"lanes": 8})),
+        Call(ahead.compile_region, (PROGRAM.encode(),)),
+        Call(ahead.compile_node, ("region",)),
+        Call(ahead.compile_node, ("convolution",)),
+    ]
+    for call in calls:
+        compile(call.statement, "statement", "exec")
+    calls[1].function(*calls[1].arguments)
+    assert cache.is_kept(parse(PROGRAM).name, "quark_numba.region.kernels")
+
+
+def test_what_is_not_valid_is_left_to_the_session():
+    ahead.compile_states("quark_numba", "IntegerConv", {"lanes": 3})
+    ahead.compile_region(b"no program")
+    ahead.compile_node("no family")
 
 
 @pytest.mark.compiled
