@@ -341,6 +341,7 @@ def chosen(nodes, kind, *, behind=None, shape=(3, 4, 5)):
     return model(nodes, [("x", "float32", shape)], ["end"], initializers=constants, opset=18)
 
 
+@pytest.mark.compiled
 def test_the_negative_of_zero():
     """Neg makes -0 of 0. A round trip through the codes -127 to 127 returns the negative of each of its values, but not -0."""
     trips = [
