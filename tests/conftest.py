@@ -105,27 +105,37 @@ SIBLINGS = {row.name for version in VERSIONS for row in version.quantized} - KIN
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(config, items):
-    groups = {}
+    tests = {}
     for item in items:
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
-        is_exhaustive, is_slow, is_covering = map(item.get_closest_marker, ("exhaustive", "slow", "covering"))
-        is_marked = is_exhaustive or (is_slow and not is_covering)
-        if hasattr(item, "callspec") and not is_marked:
-            groups.setdefault((item.path, item.cls, item.originalname), []).append(item)
+        if hasattr(item, "callspec"):
+            tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
     runs_slow_tests = "not slow" not in config.getoption("markexpr")
-    for group in groups.values():
-        mark_group(group)
+    for group in tests.values():
+        unmarked = [item for item in group if not is_marked(item)]
+        if unmarked:
+            mark_group(unmarked)
         if runs_slow_tests:  # choosing takes some seconds
-            mark_exhaustive(group)
+            mark_exhaustive([item for item in group if has(item, "slow") and not has(item, "exhaustive")])
 
 
-def mark_exhaustive(items):
-    """Mark those parameter sets of a test that are not needed to have each pair of values of two parameters in a slow test. A
-    fault that takes three particular values is rare, as the kernels are made of parts that each depend on one or two."""
-    slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("exhaustive")]
-    chosen = {*covering_items(slow, pairs_of_values)}
-    for item in set(slow) - chosen:
+def has(item, name):
+    return item.get_closest_marker(name) is not None
+
+
+def is_marked(item):
+    return has(item, "exhaustive") or (has(item, "slow") and not has(item, "covering"))
+
+
+def mark_exhaustive(slow):
+    """Mark those slow parameter sets of a test that are not needed to have each pair of values of two parameters. A fault that
+    takes three particular values is rare, as the kernels are made of parts that each depend on one or two. If a marker of the
+    test has a number for slow sets, so many are left."""
+    by_default, is_slow = (next((item.get_closest_marker(name) for item in slow), None) for name in ("by_default", "slow"))
+    count = (by_default and by_default.kwargs.get("slow")) or (is_slow and next(iter(is_slow.args), None))
+    chosen = itertools.islice(different_items(slow, count), count) if count else covering_items(slow, pairs_of_values)
+    for item in set(slow) - {*chosen}:
         item.add_marker(pytest.mark.exhaustive)
 
 

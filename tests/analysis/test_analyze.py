@@ -132,7 +132,7 @@ def decibels(signal, noise):
 
 
 @pytest.mark.parametrize("variant", default_of(["a8w8", *VARIANTS], "a8w8"))
-@pytest.mark.slow
+@pytest.mark.slow(3)
 def test_sums_are_those_of_all_tensors(variant):
     """Two batches of two images run side by side on two threads."""
     proto = onnx.load(path_of(variant))

@@ -227,7 +227,7 @@ def compute(request):
 @sizes("examples", 2, slow=10, exhaustive=100)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=15)
 def test_any_chunks_give_the_bits_of_the_whole(name, examples, compute):
     @examples_of(max_examples=examples)
     @given(CALLS[name], st.data())

@@ -419,7 +419,7 @@ def test_the_first_use_is_told(first_use):
 
 
 @pytest.mark.parametrize("seconds", default_of([0.4, 1.5, 0.3, 0.6, 1.0, 2.0, 3.0], 0.4, 1.5))
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=2)
 def test_ctrl_c(seconds, tmp_path):
     """From the moment when Python runs the package, Ctrl-C ends the command without a traceback, and with the exit code that
     shells know."""

@@ -87,7 +87,7 @@ SESSION_SHAPES += [((8, 70, 20, 20), 1), ((301, 333), -1)]
 @x_types
 @every_case
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=24)
 def test_sessions(operator, name, x_type):
     given = {} if name == "defaults" else (BFP | MX)[name]
     for shape, axis in SESSION_SHAPES:

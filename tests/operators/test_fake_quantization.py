@@ -94,7 +94,7 @@ def test_probes_in_sessions(operator, modes):
 
 @operators
 @firsts
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=60)
 def test_random_nodes(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -104,7 +104,7 @@ def test_random_nodes(operator, first):
 @pytest.mark.compiled
 @operators
 @firsts
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=40)
 def test_random_nodes_in_sessions(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)

@@ -62,7 +62,7 @@ def check(name, inputs, attributes, **options):
     "seed", [*default_of(range(20), 0, 1), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(20, 60))]
 )
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
-@pytest.mark.slow
+@pytest.mark.slow(50)
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
     for _ in range(10):

@@ -63,7 +63,7 @@ def damaged(content, damage):
 
 
 @pytest.mark.parametrize("damage", default_of(["truncated", "empty", "foreign", 0, 31, 33, 500, 994], "truncated"))
-@pytest.mark.slow
+@pytest.mark.slow(2)
 def test_damaged_files(damage, filled, tmp_path):
     """Damaged files are made anew. If the damage is a number, one bit of every 997th byte is flipped, from that byte on."""
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)

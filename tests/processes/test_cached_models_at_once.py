@@ -95,7 +95,7 @@ check_files()
 
 @kinds
 @sizes("count", 2, slow=8, exhaustive=200)
-@pytest.mark.slow
+@pytest.mark.slow(1)
 def test_two_processes_at_once(count, kind, tmp_path):
     run_forks(
         f"""

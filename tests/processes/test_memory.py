@@ -144,7 +144,7 @@ SHAPES = [
 @guard
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=60)
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):

@@ -170,7 +170,7 @@ def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
 
 @pytest.mark.parametrize("path", other_quantizers.models_of("qonnx", "mct"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("qdq", ["auto", "float"])
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=20)
 def test_models_of_other_quantizers(path, qdq):
     """All values of a model stay, and its inputs, unless the initializers among them are to become constants. With
     `qdq="onnxruntime"` a model stays as it is if ONNX's own operators quantize activations in it."""

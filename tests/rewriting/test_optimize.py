@@ -45,7 +45,7 @@ pytestmark = pytest.mark.compiled
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=6)
 def test_every_place_in_real_models(variant, keep_quantized_weights):
     before = onnx.load(textline.path_of(variant))
     after = optimize(before, keep_quantized_weights=keep_quantized_weights)

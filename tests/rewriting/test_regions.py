@@ -212,7 +212,7 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 @rounding_modes
 @pytest.mark.parametrize("name", [*BFP, *MX])
 @pytest.mark.covering("exhaustive")
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_blocks(name, rounding_mode):
     """Regions round to block formats after each kind of input, and after steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""

@@ -110,6 +110,7 @@ class TestSessions:
     pytestmark = blocked
 
     @pytest.mark.covering
+    @pytest.mark.by_default(20, slow=20)
     @pytest.mark.parametrize("zero_point", [np.uint8(120), np.int8(-3), np.int8(90), np.uint8(20)])
     def test_same_bits(self, name, zero_point):
         constants = {key: value for key, value in CONSTANTS.items() if key in STEPS[name]}

@@ -39,7 +39,7 @@ REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", default_of(REAL, "textline_cls_a8w8", "textline_cls_bf16", "textline_cls_mx9", "style_xint8"))
 @pytest.mark.covering
-@pytest.mark.slow
+@pytest.mark.slow(6)
 def test_real_models(name, threads, tmp_path, request):
     """Sessions of large models give the same bits as those in memory, and files of optimized models have the same tensors."""
     before = onnx.load(MODELS / f"{name}.onnx")

@@ -90,7 +90,7 @@ def check(operation, values, x, scale, y):
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=16)
 def test_quantize(x, scale, y):
     values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
     values.flat[: len(samples.SPECIAL)] = samples.SPECIAL
@@ -123,7 +123,7 @@ def test_zero_points_of_zero(name, last):
 
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
-@pytest.mark.by_default(1)
+@pytest.mark.by_default(1, slow=12)
 def test_packed_elements(name, size):
     """Some numbers of elements do not fill the last byte, and some need several tasks."""
     x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)

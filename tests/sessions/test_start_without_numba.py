@@ -258,7 +258,7 @@ def writable(path):
 @pytest.mark.skipif(os.name != "posix", reason="needs owners and modes of files")
 @pytest.mark.parametrize("change", [of_another, writable])
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.slow
+@pytest.mark.slow(5)
 def test_files_that_another_user_could_have_written(copy, name, change):
     """They are never loaded. Files of this user replace them."""
     if change is of_another and os.geteuid():
