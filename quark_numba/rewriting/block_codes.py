@@ -17,7 +17,7 @@ from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
 from .nodes import GraphOperand, Node, call
 from .onnx_runtime import RELEASE
-from .own_operators import COUNTERPARTS
+from .renamed_operators import COUNTERPARTS
 
 STORED = "quantized: constant codes and scales"
 

@@ -28,13 +28,13 @@ from . import (
     functions,
     gathers,
     nodes_for_onnx_runtime,
-    own_operators,
     pairs,
     regions,
     repeated_round_trips,
     round_trips,
     standard_forms,
 )
+from . import renamed_operators as renamed_operators
 from .graph import Graph, Integers
 from .integers import groups as integer_groups
 from .standard_forms import Operators
@@ -55,14 +55,14 @@ PASSES = (
     fake_quantizers,
     dynamic_pairs,
     pairs,
-    own_operators,
+    renamed_operators,
     repeated_round_trips,
     regions,
     float16_fences,
 )
 
 # The passes for a model in standard operators. Casts are standard, and stay as they are.
-_NOT_STANDARD = (casts, own_operators, regions, float16_fences)
+_NOT_STANDARD = (casts, renamed_operators, regions, float16_fences)
 STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
 
 # The passes for a model on an NVIDIA GPU.
@@ -286,7 +286,7 @@ def rewrite_model(
             integers=integers,
         )
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
-        for rewriting in (own_operators,) if nodes_for_onnx_runtime.leave_all(graph) else passes:
+        for rewriting in (renamed_operators,) if nodes_for_onnx_runtime.leave_all(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if has_other_providers:
@@ -316,7 +316,7 @@ def choose_qdq(
         return "onnxruntime" if runs_all() else "float"
     if operators in standard_forms.ONNX_ONLY:
         return "float"
-    if not native_operators:  # nothing runs the nodes that own_operators writes
+    if not native_operators:  # nothing runs the nodes that renamed_operators writes
         return "onnxruntime"
     # ONNX Runtime has integer operators only on the CPU.
     return "float" if operators == "cuda" or integers == "nowhere" else "auto"

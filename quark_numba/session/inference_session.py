@@ -306,7 +306,7 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
         return False
     with IMPORTS:
         from ..models import protos
-        from ..rewriting.own_operators import NAMES
+        from ..rewriting.renamed_operators import NAMES
         from .build import load
 
     with errors_ignored():  # it cannot be read

@@ -1,4 +1,4 @@
-"""The passes `dynamic_pairs` and `own_operators`: blocks with computed scales, and nodes that ONNX Runtime lacks."""
+"""The passes `dynamic_pairs` and `renamed_operators`: blocks with computed scales, and nodes that ONNX Runtime lacks."""
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ from quark_numba.element_types import find
 from quark_numba.rewriting.constants import CONSTANT, KEPT
 from quark_numba.rewriting.dynamic_pairs import FUSED, SHARED
 from quark_numba.rewriting.optimize import rewrite_model
-from quark_numba.rewriting.own_operators import RENAMED
+from quark_numba.rewriting.renamed_operators import RENAMED
 
 pytestmark = pytest.mark.compiled
 

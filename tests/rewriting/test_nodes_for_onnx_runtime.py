@@ -1,4 +1,4 @@
-"""The passes `nodes_for_onnx_runtime` and `own_operators`: which of ONNX's own nodes are left to ONNX Runtime, and
+"""The passes `nodes_for_onnx_runtime` and `renamed_operators`: which of ONNX's own nodes are left to ONNX Runtime, and
 the names of the others."""
 
 import ml_dtypes

@@ -25,7 +25,7 @@ from ...element_types import INT8, UINT8, ElementType
 from ...models.tensors import mapped
 from ..graph import Graph, is_unused
 from ..nodes import Node
-from ..own_operators import COUNTERPARTS
+from ..renamed_operators import COUNTERPARTS
 from .codes import MOVES, Codes, Source, known_codes
 from .costs import operator_cost, quantization_cost
 from .rules import BIAS, OPERANDS, OUTPUT, RECIPROCAL, RULES, Match, divisor_of
