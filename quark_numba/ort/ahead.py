@@ -22,8 +22,8 @@ from .operators import node_function, node_functions, state_of
 
 (REGION,) = operators.OPERATORS
 
-# The modules whose functions are compiled. They are imported only for compiling, because they import Numba.
-_NODE, _KERNELS, _TILES = f"{__package__}.nodes.{REGION.family}", f"{TABLE.package}.kernels", f"{TABLE.package}.tiles"
+# Modules whose functions are compiled. They are imported only for compiling, because they import Numba.
+_KERNELS, _TILES = f"{TABLE.package}.kernels", f"{TABLE.package}.tiles"
 
 # The families that compile much for a node, whatever the types of its inputs.
 _LARGE = ("convolution",)
@@ -33,9 +33,9 @@ def helpers(model: onnx.ModelProto) -> Helpers:
     """Return helper processes for what the regions of a model will probably need when it is optimized. Raise
     EnvironmentVariableError if QUARK_NUMBA_COMPILE_PROCESSES is invalid."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
-    node, calls = f"compute_{REGION.family}", []
+    calls = []
     chunk, module = ("chunk_region_of_blocks", _TILES) if "block" in families else ("chunk_region", _KERNELS)
-    if families and not is_kept(node, _NODE):
+    if families and not _is_kept(REGION.family):
         calls.append(Call(node_function, (REGION.family, "compute")))
     if families and not is_kept(chunk, module):
         calls.append(Call(compile_chunks, (module,)))
@@ -53,16 +53,23 @@ def finish(running: Helpers, model: onnx.ModelProto) -> None:
 
 
 def _calls(model: onnx.ModelProto) -> Iterator[Call]:
-    """Yield what compiles the functions of nodes: those that take long first."""
+    """Yield what compiles the functions of nodes that are not in the cache: those that take long first."""
     nodes = [(node, found) for node in model.graph.node if (found := OPERATORS.find(node.domain, node.op_type))]
-    large = [(node, operator) for node, operator in nodes if operator.family in _LARGE]
-    for (domain, name), node in {(node.domain, node.op_type): node for node, _ in large}.items():
+    families = [family for family in dict.fromkeys(operator.family for _, operator in nodes) if not _is_kept(family)]
+    large = [node for node, operator in nodes if operator.family in _LARGE and operator.family in families]
+    for (domain, name), node in {(node.domain, node.op_type): node for node in large}.items():
         yield Call(compile_states, (domain, name, attributes_of(node)))
     programs = (attribute.s for node, _ in nodes for attribute in node.attribute if attribute.name == "program")
     for text in dict.fromkeys(programs):
-        yield Call(compile_region, (text,))
-    for family in dict.fromkeys(operator.family for _, operator in nodes):
+        with errors_ignored():
+            if not is_kept(parse(text.decode()).name, _KERNELS):
+                yield Call(compile_region, (text,))
+    for family in families:
         yield Call(compile_node, (family,))
+
+
+def _is_kept(family: str) -> bool:
+    return is_kept(f"compute_{family}", f"{__package__}.nodes.{family}")
 
 
 # The session reports what is not valid, so the functions below ignore it.
@@ -82,9 +89,7 @@ def compile_node(family: str) -> None:
 def compile_region(text: bytes) -> None:
     """Compile the kernel of a program."""
     with errors_ignored():
-        program = parse(text.decode())
-        if not is_kept(program.name, _KERNELS):
-            TABLE[program].task  # noqa: B018
+        TABLE[parse(text.decode())].task  # noqa: B018
 
 
 def compile_states(domain: str, name: str, attributes: dict[str, Any]) -> None:

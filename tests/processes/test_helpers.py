@@ -256,11 +256,14 @@ PROGRAM = "region (float x0) => (float y) {\n  y = Abs (x0)\n}"
 
 
 @pytest.mark.compiled
-def test_what_the_nodes_of_a_model_need():
-    """The functions of convolutions, which take long, come first. Each program and each family counts once."""
+def test_what_the_nodes_of_a_model_need(monkeypatch):
+    """The functions of convolutions, which take long, come first. Each program and each family counts once. What is in the cache
+    is left out: a later session does not even import Numba."""
     nodes = [helper.make_node("Region", ["x"], [y], domain="quark_numba", program=PROGRAM) for y in "ab"]
     nodes += [helper.make_node("IntegerConv", ["b", "w", "s", "t"], [y], domain="quark_numba", lanes=8) for y in "cd"]
-    calls = [*ahead._calls(helper.make_model(helper.make_graph([*nodes, helper.make_node("Abs", ["d"], ["y"])], "g", [], [])))]
+    model = helper.make_model(helper.make_graph([*nodes, helper.make_node("Abs", ["d"], ["y"])], "g", [], []))
+    monkeypatch.setattr(ahead, "is_kept", lambda name, module: False)
+    calls = [*ahead._calls(model)]
     assert calls == [
         Call(ahead.compile_states, ("quark_numba", "IntegerConv", {"lanes": 8})),
         Call(ahead.compile_region, (PROGRAM.encode(),)),
@@ -271,6 +274,8 @@ def test_what_the_nodes_of_a_model_need():
         compile(call.statement, "statement", "exec")
     calls[1].function(*calls[1].arguments)
     assert cache.is_kept(parse(PROGRAM).name, "quark_numba.region.kernels")
+    monkeypatch.setattr(ahead, "is_kept", lambda name, module: True)
+    assert not [*ahead._calls(model)]
 
 
 def test_what_is_not_valid_is_left_to_the_session():
