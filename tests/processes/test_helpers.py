@@ -257,8 +257,8 @@ PROGRAM = "region (float x0) => (float y) {\n  y = Abs (x0)\n}"
 
 @pytest.mark.compiled
 def test_what_the_nodes_of_a_model_need(monkeypatch):
-    """The functions of convolutions, which take long, come first. Each program and each family counts once. What is in the cache
-    is left out: a later session does not even import Numba."""
+    """The functions of convolutions, which take long, come first. Each program and each family counts once. What is in the
+    cache is left out: a later session does not even import Numba."""
     nodes = [helper.make_node("Region", ["x"], [y], domain="quark_numba", program=PROGRAM) for y in "ab"]
     nodes += [helper.make_node("IntegerConv", ["b", "w", "s", "t"], [y], domain="quark_numba", lanes=8) for y in "cd"]
     model = helper.make_model(helper.make_graph([*nodes, helper.make_node("Abs", ["d"], ["y"])], "g", [], []))
