@@ -26,6 +26,9 @@ PLACE = PACKAGES if PACKAGES.is_dir() else PACKAGES.parent
 # The environment variable with the number of processes that compile at the same time, this one included.
 PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 
+# The largest number of helpers. Each takes some 200 MB of memory.
+_MOST = 2
+
 # The seconds after which this process stops waiting for the others.
 _PATIENCE = 60.0
 
@@ -110,7 +113,7 @@ class Helpers:
         if any(helper.poll() is None for helper in _running):
             return
         _running.clear()
-        for _ in range(min(self._most, self._calls.qsize())):
+        for _ in range(min(self._most, _MOST, self._calls.qsize())):
             command, environment = program(_LOOP)
             with suppress(OSError):  # it cannot be started
                 helper = subprocess.Popen(
