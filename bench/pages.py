@@ -5,9 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10
 from pathlib import Path
 
-README, RESULTS, PERFORMANCE, FRONT, SESSIONS = (
+README, RESULTS, PERFORMANCE, FRONT, MAP, SESSIONS = (
     Path(__file__).parent / name
-    for name in ("README.md", "RESULTS.md", "PERFORMANCE.md", "../README.md", "../quark_numba/session/README.md")
+    for name in (
+        "README.md",
+        "RESULTS.md",
+        "PERFORMANCE.md",
+        "../README.md",
+        "../quark_numba/README.md",
+        "../quark_numba/session/README.md",
+    )
 )
 
 

@@ -1,5 +1,6 @@
 """Save the results of `pytest bench --benchmark-json=FILE` in `results/`, and write all pages anew: the tables of RESULTS.md
-(`result_tables.py`), what other pages say (`page_texts.py`), and the charts (`charts.py`).
+(`result_tables.py`), what other pages say (`page_texts.py`), the list of files in the map (`module_list.py`),
+and the charts (`charts.py`).
 
     PYTHONPATH=tests/support python bench/report.py [FILE...]
 
@@ -12,12 +13,13 @@ import sys
 from pathlib import Path
 
 from charts import draw
+from module_list import module_list
 from page_texts import FINDINGS
-from pages import FRONT, PERFORMANCE, README, RESULTS, SESSIONS, with_part
+from pages import FRONT, MAP, PERFORMANCE, README, RESULTS, SESSIONS, with_part
 from result_tables import TABLES, run_line, runs_list
 from saved_results import Saved, keep, read_all
 
-PAGES = (RESULTS, README, PERFORMANCE, FRONT, SESSIONS)
+PAGES = (RESULTS, README, PERFORMANCE, FRONT, MAP, SESSIONS)
 
 
 def written(path: Path, saved: Saved) -> str:
@@ -26,6 +28,8 @@ def written(path: Path, saved: Saved) -> str:
     for page, part, finding in FINDINGS:
         if page == path:
             text = with_part(text, part, finding(saved), "page_texts")
+    if path == MAP:
+        text = with_part(text, "the files", module_list(), "module_list")
     if path == RESULTS:
         text = with_part(text, "runs", runs_list(saved), "result_tables")
         for part, name, table in TABLES:

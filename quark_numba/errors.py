@@ -1,4 +1,5 @@
-"""The package's own exceptions, and functions that let the exceptions of signal handlers through."""
+"""The package's own exceptions, the texts of errors of files, and functions that let the exceptions of signal handlers
+through."""
 
 from __future__ import annotations
 

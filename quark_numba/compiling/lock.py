@@ -1,5 +1,5 @@
-"""One lock for the creation of kernels, and of the objects with kernels that ONNX Runtime keeps. Signal handlers cannot
-interrupt it."""
+"""One lock for the creation of kernels, and of the objects with kernels that ONNX Runtime keeps, which forks wait for. Signal
+handlers cannot interrupt it."""
 
 from __future__ import annotations
 

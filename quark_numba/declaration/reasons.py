@@ -1,4 +1,5 @@
-"""Why a node stays as it is. A check says it with `require` for a value that has to be known, and else with `stays_if`."""
+"""Why a node stays as it is: the exception, and its two checks. A check says it with `require` for a value that has to be
+known, and else with `stays_if`. The texts are where the checks are, such as in the `standard_form` of a family."""
 
 from __future__ import annotations
 

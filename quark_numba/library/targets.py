@@ -1,4 +1,5 @@
-"""The systems and processors that libraries are built for, and their linkers."""
+"""The systems and processor levels that libraries are built for, and their linkers. A library has its functions for some
+levels; ``operators.c`` chooses one when it is registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a call on arrays is run.
+"""How a call on arrays is run: its arguments are checked, and the kernel and the loop are chosen.
 
 The first call with a signature makes a Conversion of its arguments, which checks them; derives a Plan from it, which has the
 kernel and the loop; keeps the plan (``plans``); and runs it. Later calls with the same signature run the kept plan at once: on

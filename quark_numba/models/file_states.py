@@ -1,4 +1,4 @@
-"""The states of files. This module does without onnx."""
+"""Whether a file has changed: its time, size and identity. This module does without onnx."""
 
 from __future__ import annotations
 

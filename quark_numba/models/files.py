@@ -1,4 +1,4 @@
-"""Checks and errors of files, and their writing. A file is written whole or not at all."""
+"""Checks of paths, errors of files, and their writing. A file is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled functions of nodes, ahead of the session that needs them. Helper processes first compile the functions that all
+"""What helper processes compile for the nodes of a session, ahead of it. Helper processes first compile the functions that all
 regions share, while this process optimizes the model. Then they share with this process what the nodes need."""
 
 from __future__ import annotations

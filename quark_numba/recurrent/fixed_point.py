@@ -1,4 +1,4 @@
-"""The integers that a layer computes with, from its scales and zero points."""
+"""The integers that a layer computes with, from its scales and zero points. `arithmetic` rounds with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where the elements of a tensor come from: the tensors that have them, rounded to the same format.
+"""Where the elements of a tensor come from, with a rule for each operator that only moves elements, such as Slice, Pad,
+Transpose and Reshape: the tensors that have them, rounded to the same format.
 
 What has to stay together depends on the format (`Format`):
 

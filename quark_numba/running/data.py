@@ -1,4 +1,5 @@
-"""Data for a model: batches of its inputs, read one at a time from files or from a function, or random.
+"""Data for a model: batches of its inputs, read one at a time from files or from a function, or random, and the defaults of
+random data.
 
 The headers of all files are read first, so that wrong data are refused before the first batch runs."""
 

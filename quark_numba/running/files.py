@@ -1,4 +1,5 @@
-"""Arrays in .npz and .npy files, as a whole or some rows at a time. Pickled arrays are never loaded."""
+"""Arrays in .npz and .npy files, as a whole or some rows at a time, and the errors for arrays that a file lacks. Pickled arrays
+are never loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of a model: which arrays fit them, and random arrays that do."""
+"""The inputs of a model: which dtypes and shapes fit them, and random arrays that do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs over data, on threads of this process or on a cluster. The sums of batches are added up in the data's order."""
+"""Runs over data: `Execution` has the settings of threads and processes, with their defaults, and `Runner` runs the batches on
+threads of this process or on a cluster. The sums of batches are added up in the data's order."""
 
 from __future__ import annotations
 

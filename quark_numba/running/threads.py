@@ -1,4 +1,5 @@
-"""Calls for the items of an iterator on several threads, with the results in the items' order."""
+"""Calls for the items of an iterator on several threads, with the results in the items' order. `runs` sets the number of
+threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How to prepare a model for ONNX Runtime."""
+"""The plan of a session's model, from the arguments and the session options: which operators it has, whether regions are
+merged, and whether it gets the blocked layout."""
 
 from __future__ import annotations
 

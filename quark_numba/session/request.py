@@ -1,4 +1,4 @@
-"""The arguments of a session. This module imports neither onnx nor Numba."""
+"""The arguments of `InferenceSession`, and their checks. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 
