@@ -1,4 +1,4 @@
-"""Helper processes, which compile functions into the cache while this process works on something else."""
+"""Helper processes, and their number: they compile functions into the cache while this process works on something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which elements of x share a row of the table, from the shapes: those of a channel, or all.
+"""Which elements of x share a row of the table (those of a channel, or all), and which tables are refused, with the messages.
 
 ``shape_of`` and ``size_of`` are also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So they
 use only ``len``, indexing and integers, and a fault is a number. ``COUNT_FAULTS`` and ``NEAREST_FAULTS`` have the messages.
