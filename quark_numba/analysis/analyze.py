@@ -18,9 +18,8 @@ from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
-from ..running.runs import Execution, Runner, Work, execution_of
+from ..running.runs import Execution, Runner, Work, execution_of, in_order
 from ..running.saved import Total
-from ..running.threads import in_order
 from .experiments.experiment import Experiment, ExperimentSums, Measured, Outcome, Point, RunValues
 from .experiments.formats import formats
 from .experiments.histograms import Histograms

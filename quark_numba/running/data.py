@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from ..checks import check_integers, check_paths, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
-from .files import File, check_arrays, files_of, forget, read_headers
+from .files import File, check_arrays, files_of, files_of_texts, forget, read_headers, read_tokens
 from .inputs import ModelInput, random_inputs
 from .sessions import Arrays, dtype_of
-from .text_files import files_of_texts, read_tokens
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
