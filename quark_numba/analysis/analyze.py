@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from .experiments.sweep import BY, By, Sweep
 from .experiments.what_if import WhatIf
 from .measures.distributions import PlaceSums, name_of_logits, place_sums
 from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
-from .measures.sums import Sums, TensorSums
+from .measures.sums import Sums, TensorSums, added
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .results import Analysis
 from .twin import float_twin
@@ -35,8 +35,6 @@ from .twin.forms import Array
 from .twin.quantizers import Quantizer
 from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
-
-_S = TypeVar("_S", bound=Sums)
 
 
 @dataclass
@@ -141,8 +139,7 @@ def _check_decoding(decoding: Any) -> None:
         raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
 
 
-@dataclass(frozen=True)
-class _Recipe:
+class _Recipe(NamedTuple):
     """The models and the measurements. Each process makes its setup from a recipe."""
 
     model: Source
@@ -191,16 +188,21 @@ class _Setup:
             return Decoder.of_session(reference, names, "the reference")
         return Decoder(self.segments.inputs, self.segments.outputs, names, "the model")
 
-    def parts(self, batch: Batch) -> tuple[int, list[list[Any]]]:
-        """Return the number of samples of a batch, and the part that each run takes. Each list begins with empty caches."""
+    def parts(self, batch: Batch, feeders: Sequence[Decoder | _WholeBatch]) -> tuple[int, Iterator[Any]]:
+        """Return the number of samples of a batch, and the part that each run takes. The feeders are started where a part
+        begins with empty caches."""
         feed = batch.load()
         if self.recipe.decoding is None:
-            return batch.layout.samples(feed), [[feed]]
+            return batch.layout.samples(feed), iter([feed])
         tokens = texts_of(feed, self.tokens, batch)
-        return len(tokens), [[tokens[:, each] for each in runs] for runs in runs_of(self.recipe.decoding, tokens.shape[1])]
+        return len(tokens), self._windows(tokens, feeders)
 
-    def session_of(self, model: Source, name: str) -> Any:
-        return sessions.session_of(model, name, providers=self.providers)
+    def _windows(self, tokens: Array, feeders: Sequence[Any]) -> Iterator[Array]:
+        assert self.recipe.decoding
+        for windows in runs_of(self.recipe.decoding, tokens.shape[1]):
+            for feeder in feeders:
+                feeder.start(len(tokens))
+            yield from (tokens[:, window] for window in windows)
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
@@ -210,9 +212,6 @@ class _WholeBatch:
     """The inputs of a model that takes a whole batch in one run, with the methods of Decoder."""
 
     length = 0
-
-    def start(self, rows: int) -> None:
-        pass
 
     def feeds(self, feed: sessions.Arrays) -> sessions.Arrays:
         return feed
@@ -232,7 +231,7 @@ class _Worker:
     def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstRun], None] | None = None) -> None:
         self.setup, self.segments, self.threads, self.keep = setup, setup.segments, threads, keep
         reference = setup.recipe.reference
-        self.reference = None if reference is None else setup.session_of(reference, "the reference")
+        self.reference = reference and sessions.session_of(reference, "the reference", providers=setup.providers)
 
     def make_work(self, points: list[list[Point]] | None) -> Work:
         """Return the function of the first pass, or that of the second, at the points of each experiment."""
@@ -243,23 +242,20 @@ class _Worker:
         return functools.partial(self.measure_points, configs)
 
     def measure_batch(self, batch: Batch) -> Measured:
-        samples, texts = self.setup.parts(batch)
         feeders = [self.setup.feeder(), self.setup.feeder()]  # of the model, and of its twin
         if self.reference is not None:
             feeders.append(self.setup.feeder(self.reference))
+        samples, parts = self.setup.parts(batch, feeders)
         total: Measured | None = None
-        for parts in texts:
-            for feeder in feeders:
-                feeder.start(samples)
-            for part in parts:
-                place = feeders[0].length
-                feeds = [feeder.feeds(part) for feeder in feeders]
-                measured, results = self._measure_run(feeds, place)
-                if total is None and self.keep and batch.number == 0:
-                    self.keep((feeds[0], results[0]))
-                for feeder, outputs in zip(feeders, results, strict=False):
-                    feeder.take(outputs)
-                total = _added(total, measured)
+        for part in parts:
+            place = feeders[0].length
+            feeds = [feeder.feeds(part) for feeder in feeders]
+            measured, results = self._measure_run(feeds, place)
+            if total is None and self.keep and batch.number == 0:
+                self.keep((feeds[0], results[0]))
+            for feeder, outputs in zip(feeders, results, strict=False):
+                feeder.take(outputs)
+            total = added(total, measured)
         assert total
         total.samples = samples
         return total
@@ -296,22 +292,18 @@ class _Worker:
         return measured, [outputs, twin, reference]
 
     def measure_points(self, configs: list[Config], batch: Batch) -> _Points:
-        samples, texts = self.setup.parts(batch)
         of_reference, feeders = self.setup.feeder(self.reference), [self.setup.feeder() for _ in configs]
         total: _Points | None = None
-        for parts in texts:
-            for feeder in (of_reference, *feeders):
-                feeder.start(samples)
-            for part in parts:
-                feed = of_reference.feeds(part)
-                if self.reference is None:
-                    reference = self.segments.run(feed, {}, quantized=False)
-                else:
-                    reference = sessions.run(self.reference, feed)
-                of_reference.take(reference)
-                compare_point = functools.partial(self._compare_point, part, reference)
-                points = zip(configs, feeders, strict=True)
-                total = _added(total, _Points([*in_order(compare_point, points, self.threads, self.segments.stopped)]))
+        for part in self.setup.parts(batch, [of_reference, *feeders])[1]:
+            feed = of_reference.feeds(part)
+            if self.reference is None:
+                reference = self.segments.run(feed, {}, quantized=False)
+            else:
+                reference = sessions.run(self.reference, feed)
+            of_reference.take(reference)
+            compare_point = functools.partial(self._compare_point, part, reference)
+            points = zip(configs, feeders, strict=True)
+            total = added(total, _Points([*in_order(compare_point, points, self.threads, self.segments.stopped)]))
         assert total
         return total
 
@@ -320,13 +312,6 @@ class _Worker:
         outputs = self.segments.run(feeder.feeds(part), config, quantized=True)
         feeder.take(outputs)
         return self.setup.compare(outputs, reference)
-
-
-def _added(total: _S | None, sums: _S) -> _S:
-    if total is None:
-        return sums
-    total.add(sums)
-    return total
 
 
 def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
@@ -357,10 +342,8 @@ def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison
     at_points = [list(itertools.islice(compared, len(chosen))) for chosen in points]
     if not first:  # it ran in another process, or before the run was resumed
         assert done.first
-        samples, texts = setup.parts(done.first)
         feeder = setup.feeder()
-        feeder.start(samples)
-        feed = feeder.feeds(texts[0][0])
+        feed = feeder.feeds(next(setup.parts(done.first, [feeder])[1]))
         first.append((feed, setup.segments.run(feed, setup.segments.quantized, quantized=True)))
     return done, at_points, first[0]
 
@@ -388,7 +371,8 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
         others[experiment.where] = [*sums.outputs.values(), *compared]
     optimized = Comparison()
     try:
-        optimized = setup.compare(sessions.run(setup.session_of(setup.recipe.model, "the model"), feed), outputs)
+        session = sessions.session_of(setup.recipe.model, "the model", providers=setup.providers)
+        optimized = setup.compare(sessions.run(session, feed), outputs)
     except ModelError as error:
         analysis.unmatched[_OPTIMIZATIONS] = str(error)
     analysis.optimizations = _output_errors(optimized)

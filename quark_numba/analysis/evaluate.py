@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,12 @@ from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
 from ..running.inputs import inputs_of
-from ..running.runs import Execution, Runner, Work, execution_of
+from ..running.runs import Execution, Runner, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
 from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
 from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
-from .measures.sums import FIRST, JOINED, Sums, share
+from .measures.sums import FIRST, JOINED, Sums, added, share
 from .results import Evaluation, Generation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
@@ -185,9 +185,9 @@ def evaluate(
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
     measure = _Measure(compared, classes, of_logits, metric, decoding, tokens)
-    work = functools.partial(_make_work, make_pair, measure)
+    run_batch = _measure_batch if decoding is None else _decode_batch
     with runner.connected():
-        done = runner.total(_Batch, work)
+        done = runner.total(_Batch, lambda: functools.partial(run_batch, make_pair(), measure))
     float_twin.check(*models)
     total: _Batch = done.sums
     rates = [total.samples / seconds if seconds else 0.0 for seconds in total.seconds]
@@ -222,8 +222,7 @@ def _check_labels(labels: str | None, ignore_label: int | None, next_token: bool
             raise ValueError(f"{name} is {value} without labels; expected both, or neither")
 
 
-@dataclass(frozen=True)
-class _Measure:
+class _Measure(NamedTuple):
     """What is measured of a batch. `tokens` is the input of tokens, with `decoding`."""
 
     outputs: Sequence[str]
@@ -232,11 +231,6 @@ class _Measure:
     metric: Any
     decoding: Decoding | None
     tokens: str
-
-
-def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
-    """Return the function that measures a batch with the sessions of a pair."""
-    return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
 
 
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:
@@ -304,10 +298,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             for window, *results in zip(windows, *of_models, strict=True):
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
-                if total is None:
-                    total = sums
-                else:
-                    total.add(sums)
+                total = added(total, sums)
     assert total
     total.samples = len(tokens)
     if decoding.generate:
