@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "--what-if",
         nargs="+",
         default=[],
-        choices=arguments.LazyChoices(_formats),
+        choices=_Formats(),
         metavar="TYPE",
         help="also measure each tensor in these formats, and find the best trade-offs: %(choices)s",
     )
@@ -66,10 +66,13 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _formats() -> Iterable[str]:
-    from ..analysis.experiments.formats import FORMATS
+class _Formats:
+    """The choices of --what-if, which are imported when an argument is checked or the help is printed."""
 
-    return FORMATS
+    def __iter__(self) -> Iterator[str]:
+        from ..analysis.experiments.formats import FORMATS
+
+        return iter(FORMATS)
 
 
 def _analyze(options: argparse.Namespace) -> int:

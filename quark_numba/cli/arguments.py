@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..checks import QDQ
@@ -90,16 +90,6 @@ def has_other_providers(options: argparse.Namespace) -> bool:
     from ..ort.providers import beside_cpu
 
     return bool(beside_cpu(options.providers or []))
-
-
-class LazyChoices:
-    """The choices of an argument, which are found when an argument is checked or the help is printed."""
-
-    def __init__(self, find: Callable[[], Iterable[str]]) -> None:
-        self._find = find
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._find())
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
