@@ -11,9 +11,8 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -84,8 +83,7 @@ def create_session(
     return create_session_of(path, str(path), has_own_operators=has_own_operators, qdq=qdq, **how)
 
 
-@dataclass(frozen=True)
-class NodeTime:
+class NodeTime(NamedTuple):
     """A node of a session and the median of its times in a run, by ONNX Runtime's profiler."""
 
     node: str

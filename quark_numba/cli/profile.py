@@ -6,7 +6,6 @@ import argparse
 import itertools
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from . import arguments
@@ -48,7 +47,7 @@ def _profile(options: argparse.Namespace) -> int:
                     **how,
                 )
     if options.json:
-        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimized.report())
+        print_json({name: [row._asdict() for row in rows] for name, rows in times.items()} | optimized.report())
     else:
         _print_times(times, options.top)
         print_left(optimized)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,8 +130,7 @@ class Unread:
         return array
 
 
-@dataclass(frozen=True)
-class BatchLayout:
+class BatchLayout(NamedTuple):
     """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` and
     `tokens` as further keys, with integers of any shape."""
 

@@ -9,7 +9,6 @@ import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -42,8 +41,7 @@ class Member(NamedTuple):
     offset: int | None
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file at the time when its headers were read, with its size, its modification time in nanoseconds, the number of batches
     in it, and its arrays by name."""
 

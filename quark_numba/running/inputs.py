@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from ..errors import ModelError
 from .sessions import Arrays, dtype_of
 
 
-@dataclass(frozen=True)
-class ModelInput:
+class ModelInput(NamedTuple):
     """An input of a model. `shape` is None if it is not known. A free dimension is anything but a positive integer."""
 
     name: str
