@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import check_choices, check_flags, check_integers, check_names, check_texts, refuse
+from ..checks import check_choices, check_flags, check_integers, check_names, check_texts
 from ..compiling.threads import number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
+from ..running.decoding import TOKENS, Decoder, Decoding, decoding_of, runs_of, texts_of
 from ..running.runs import Execution, Runner, Work, execution_of, in_order
 from ..running.saved import Total
 from .experiments.experiment import Experiment, ExperimentSums, Measured, Outcome, Point, RunValues
@@ -106,10 +106,10 @@ def analyze(
     check_integers(0, math.inf, "an integer of 0 or more", histograms=histograms)
     check_choices(BY, by=by)
     check_texts(logits=logits)
-    _check_decoding(decoding)
+    decoding = decoding_of(decoding, model, reference)
+    if decoding is not None and decoding.generate:
+        raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    if decoding is not None:
-        decoding = with_names_of(decoding, model, reference)
     of_logits = logits or name_of_logits(model, reference)
     recipe = _Recipe(
         *models, outputs, by if sweep else None, list(what_if), histograms, of_logits, decoding, execution.providers
@@ -130,13 +130,6 @@ def analyze(
     analysis = _analysis(setup, *_measure(setup, runner))
     float_twin.check(*models)
     return analysis
-
-
-def _check_decoding(decoding: Any) -> None:
-    if decoding is not None and not isinstance(decoding, Decoding):
-        refuse("decoding", decoding, "quark_numba.Decoding")
-    if decoding is not None and decoding.generate:
-        raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
 
 
 class _Recipe(NamedTuple):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_flags, check_functions, check_integers, check_texts, refuse
+from ..checks import check_flags, check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
+from ..running.decoding import TOKENS, Decoder, Decoding, decoding_of, runs_of, texts_of
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, execution_of
 from ..running.sessions import Arrays
@@ -144,6 +144,7 @@ def evaluate(
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
+    decoding = decoding_of(decoding, model, reference)
     _check_labels(labels, ignore_label, next_token, decoding)
     if decoding is not None and metric is not None:
         raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
@@ -154,7 +155,6 @@ def evaluate(
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
-        decoding = with_names_of(decoding, model, reference)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
         if of_logits not in names:
@@ -213,8 +213,6 @@ def evaluate(
 def _check_labels(labels: str | None, ignore_label: int | None, next_token: bool, decoding: Decoding | None) -> None:
     """Raise an error if an argument about labels is wrong, or is given without labels. Decoding has labels by itself."""
     check_flags(next_token=next_token)
-    if decoding is not None and not isinstance(decoding, Decoding):
-        refuse("decoding", decoding, "quark_numba.Decoding")
     if ignore_label is not None:
         check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
     for name, value in (("ignore_label", ignore_label), ("next_token", next_token or None)):
@@ -294,7 +292,8 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             decoder.start(len(tokens))
         for first in range(0, len(runs), turn):
             windows = runs[first : first + turn]
-            of_models, seconds = _timed(functools.partial(_each, step, [tokens[:, each] for each in windows]) for step in steps)
+            parts = [tokens[:, each] for each in windows]
+            of_models, seconds = _timed(functools.partial(list[Arrays], map(step, parts)) for step in steps)
             for window, *results in zip(windows, *of_models, strict=True):
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
@@ -309,10 +308,6 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
             total.generations.append(Generation(name, same, *texts))
     return total
-
-
-def _each(step: _Step, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
-    return [step(part) for part in parts]
 
 
 def _written(step: _Step, outputs: Arrays, count: int, place: int) -> list[list[int]]:
