@@ -31,7 +31,6 @@ def add_parser(commands: Any) -> None:
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
-    arguments.add_threads(parser)
     arguments.add_top(parser, result_tables.TOP)
     parser.add_argument(
         "--sweep",
@@ -89,12 +88,10 @@ def _analyze(options: argparse.Namespace) -> int:
             options.model,
             arguments.data_of(options),
             options.reference,
-            outputs=options.outputs,
+            **arguments.given_of(options, "outputs", "what_if", "logits"),
             sweep=options.sweep or options.by is not None,
             by=options.by or "tensor",
-            what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            logits=options.logits,
             decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),
         )

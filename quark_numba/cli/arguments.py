@@ -153,14 +153,17 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="FILE", help="keep intermediate results in FILE, and continue from it if it exists")
 
 
+def given_of(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return these options as the arguments of a function that has the same names for them."""
+    return {name: getattr(options, name) for name in names}
+
+
 def execution_of(options: argparse.Namespace, update: Callable[..., None]) -> Execution:
     """Return the options of `add_threads` and `add_runs`, with a function that updates the progress bar."""
     from ..running.runs import Execution
 
-    names = ("threads", "workers", "scheduler", "providers", "on_error", "resume")
-    return Execution(
-        **{name: getattr(options, name) for name in names}, progress=lambda done, total: update(completed=done, total=total)
-    )
+    given = given_of(options, "threads", "workers", "scheduler", "providers", "on_error", "resume")
+    return Execution(**given, progress=lambda done, total: update(completed=done, total=total))
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

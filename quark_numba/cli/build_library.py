@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .arguments import add_qdq
+from .arguments import add_qdq, given_of
 from .printing import progress, tell
 
 
@@ -33,14 +33,8 @@ def _build(options: argparse.Namespace) -> int:
         raise ModelError("expected either models or --all")
     with progress(f"building {options.out}"):
         try:
-            library = build_library(
-                options.models or None,
-                options.out,
-                target=options.target,
-                cpu=options.cpu,
-                optimize=not options.as_written,
-                qdq=options.qdq,
-            )
+            given = given_of(options, "target", "cpu", "qdq")
+            library = build_library(options.models or None, options.out, optimize=not options.as_written, **given)
         except ValueError as error:
             raise ModelError(str(error)) from error
     tell("green", "written", f"{library}, {library.stat().st_size:,} bytes; README.txt beside it says how to register it")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     parser = add_comparison(commands, "evaluate", "compare a quantized model's outputs with the float model's, over data")
     parser.set_defaults(action=_evaluate)
-    arguments.add_threads(parser)
     parser.add_argument(
         "--labels", metavar="KEY", help="the array of right classes in the data; adds the accuracy of both models"
     )
@@ -113,6 +112,7 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
         help="exit code 1 if an output's SQNR is below DB or is NaN, if one of --outputs cannot be compared, or if none can",
     )
     arguments.add_json(parser)
+    arguments.add_threads(parser)
     return parser
 
 
@@ -127,13 +127,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             options.model,
             arguments.data_of(options),
             options.reference,
-            outputs=options.outputs,
-            labels=options.labels,
-            class_axis=options.class_axis,
-            ignore_label=options.ignore_label,
-            next_token=options.next_token,
-            top_k=options.top_k,
-            logits=options.logits,
+            **arguments.given_of(options, "outputs", "labels", "class_axis", "ignore_label", "next_token", "top_k", "logits"),
             metric=load_function(options.metric) if options.metric else None,
             decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),

@@ -49,9 +49,7 @@ def _optimize(options: argparse.Namespace) -> int:
     with progress(f"optimizing {options.model}"):
         result = optimize.rewrite_model(
             options.model,
-            keep_quantized_weights=options.keep_quantized_weights,
-            qdq=options.qdq,
-            operators=options.operators,
+            **arguments.given_of(options, "keep_quantized_weights", "qdq", "operators"),
             native_operators=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
