@@ -22,7 +22,7 @@ from ..running.runs import Execution, Runner, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
 from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
-from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import FIRST, JOINED, Sums, added, share
 from .results import Evaluation, Generation
 from .twin import float_twin
@@ -161,8 +161,7 @@ def evaluate(
             raise ModelError(f"logits: no output is named {of_logits!r}; the outputs are {', '.join(names)}")
         next_token = next_token or labels is None
     classes = Classes(class_axis, top_k, labels or tokens or None, ignore_label, bool(next_token))
-    check_chosen(outputs, names)
-    check_logits(logits, outputs or names)
+    check_chosen(outputs, logits, names)
     with errors_named("not a valid model"):
         random = random_outputs(*models, outputs or names)
     compared = [name for name in outputs or names if name not in random]
@@ -283,7 +282,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
         functools.partial(each.step, functools.partial(sessions.run, session))
         for each, session in zip(decoders, pair, strict=True)
     ]
-    total: _Batch | None = None
+    total: Any = None
     # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
     # processor's caches.
     turn = max(1, _TURN // decoding.window)
@@ -298,7 +297,6 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
                 total = added(total, sums)
-    assert total
     total.samples = len(tokens)
     if decoding.generate:
         place = decoders[0].outputs.index(measure.logits)
