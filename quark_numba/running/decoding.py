@@ -15,7 +15,7 @@ from ..element_types import find
 from ..errors import ModelError
 from ..models.genai_folders import GenaiFolder
 from .data import Batch
-from .inputs import ModelInput, inputs_of, is_fixed
+from .inputs import ModelInput, fits, inputs_of, is_fixed
 from .sessions import Arrays, dtype_of
 
 # The inputs that are made for each run, by the names that optimum and ONNX Runtime GenAI give them.
@@ -142,7 +142,7 @@ class Decoder:
         for name, output in self.caches.items():
             cache = outputs.pop(output)
             wanted = self._inputs[name].shape or cache.shape
-            if not isinstance(cache, np.ndarray) or not _fits(cache.shape, wanted) or cache.dtype != self._state[name].dtype:
+            if not isinstance(cache, np.ndarray) or not fits(cache.shape, wanted) or cache.dtype != self._state[name].dtype:
                 found = f"{cache.dtype} of shape {cache.shape}" if isinstance(cache, np.ndarray) else "no array of numbers"
                 raise ModelError(
                     f"{self.what}: output {output} is {found}; input {name}, which it continues, takes "
@@ -199,9 +199,3 @@ def _meaning(name: str, names: Mapping[str, str], outputs: Sequence[str]) -> str
         return name
     candidates = [present + name.removeprefix(past) for past, present in _PRESENT if name.startswith(past)]
     return next((each for each in candidates if each in outputs), "")
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[Any]) -> bool:
-    return len(shape) == len(wanted) and all(
-        not is_fixed(length) or length == size for size, length in zip(shape, wanted, strict=True)
-    )

@@ -27,11 +27,8 @@ class ModelInput(NamedTuple):
             return f"is {dtype}; the model takes {self.type_name}"
         if self.shape is None:
             return ""
-        fits = len(shape) - dropped == len(self.shape) and all(
-            not is_fixed(wanted) or wanted == length for length, wanted in zip(shape[dropped:], self.shape, strict=True)
-        )
         expected = ", ".join("?" if wanted is None else str(wanted) for wanted in self.shape)
-        return "" if fits else f"has shape {shape}; the model takes [{expected}]"
+        return "" if fits(shape[dropped:], self.shape) else f"has shape {shape}; the model takes [{expected}]"
 
     @property
     def has_free_rows(self) -> bool:
@@ -41,6 +38,13 @@ class ModelInput(NamedTuple):
 
 def is_fixed(dimension: int | str | None) -> TypeGuard[int]:
     return isinstance(dimension, int) and dimension > 0
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
+    """Return whether a shape has the same rank as a wanted one, and the same fixed dimensions."""
+    return len(shape) == len(wanted) and all(
+        not is_fixed(length) or length == size for size, length in zip(shape, wanted, strict=True)
+    )
 
 
 def inputs_of(session: Any) -> list[ModelInput]:
