@@ -25,12 +25,13 @@ _HISTOGRAMS = 8
 # The number of worst tensors whose nodes are excluded.
 _EXCLUDED = 5
 
+PURPOSE = "show where a quantized model's accuracy goes, tensor by tensor"
 
-def add_parser(commands: Any) -> None:
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     from ..analysis import result_tables
 
-    parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
-    parser.set_defaults(action=_analyze)
+    add_comparison(parser)
     arguments.add_top(parser, result_tables.TOP)
     parser.add_argument(
         "--sweep",
@@ -74,7 +75,7 @@ class _Formats:
         return iter(FORMATS)
 
 
-def _analyze(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
     from ..analysis.results import tables_of_analysis

@@ -115,16 +115,14 @@ def add_qdq(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand that runs a model."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+def add_runner(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a subcommand that runs a model."""
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     add_data(parser)
     add_threads(parser)
     add_providers(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")
     add_json(parser)
-    return parser
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from . import arguments
 from .printing import print_counts, print_json, progress
 
+PURPOSE = "write a faster model"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("optimize", help="write a faster model")
-    parser.set_defaults(action=_optimize)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="an ONNX model")
     parser.add_argument(
         "out",
@@ -43,7 +42,7 @@ def add_parser(commands: Any) -> None:
     arguments.add_json(parser)
 
 
-def _optimize(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
 
     with progress(f"optimizing {options.model}"):

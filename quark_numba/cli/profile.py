@@ -6,7 +6,7 @@ import argparse
 import itertools
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import arguments
 from .printing import print_json, print_left, print_table, progress
@@ -14,16 +14,17 @@ from .printing import print_json, print_left, print_table, progress
 if TYPE_CHECKING:
     from .measuring import NodeTime
 
+PURPOSE = "show where the time goes, before and after the model is optimized"
 
-def add_parser(commands: Any) -> None:
-    parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimized")
-    parser.set_defaults(action=_profile)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    arguments.add_runner(parser)
     arguments.add_qdq(parser)
     arguments.add_cache(parser)
     arguments.add_top(parser, 10)
 
 
-def _profile(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from . import inventory, measuring
 
     nodes = inventory.quantization_nodes(options.model)

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from ..session.artifact import Artifact
     from .inventory import QuantizationNodes
 
+PURPOSE = "run a model, time it, and compare it with a reference"
 
-def add_parser(commands: Any) -> None:
-    parser = arguments.add_runner(commands, "run", "run a model, time it, and compare it with a reference")
-    parser.set_defaults(action=_run)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    arguments.add_runner(parser)
     parser.add_argument("--reference", metavar="FLOAT_MODEL", help="the float model (default: nothing is compared)")
     parser.add_argument("--optimize", action="store_true", help="also time the model optimized, as `InferenceSession` runs it")
     arguments.add_cache(parser)
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _run(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from . import measuring
     from .inventory import quantization_nodes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .printing import progress, tell
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 # The variants of a kernel that calls on small arrays, calls on large arrays, and sessions need.
 _VARIANTS = ("serial", "parallel", "task")
 
+PURPOSE = "compile kernels and optimize a model before calls and sessions need them"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("warmup", help="compile kernels and optimize a model before calls and sessions need them")
-    parser.set_defaults(action=_warmup)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _warmup(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     if options.model:
         _compile_for_sessions(options.model)
         return 0
