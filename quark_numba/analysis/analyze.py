@@ -343,8 +343,11 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
     (feed, outputs), measured, quantizers = first, done.sums, setup.twin.quantizers
     reshaped = [quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
     why = "its shape differs in the float model, so only its own error is measured"
+    tensors = [
+        tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place]) for each in quantizers
+    ]
     analysis = Analysis(
-        tensors=_tensors(quantizers, measured),
+        tensors=sorted(tensors, key=_worst_first),
         outputs=_output_errors(measured.outputs),
         unmatched=setup.twin.found.unmatched | dict.fromkeys(reshaped, why),
         samples=measured.samples,
@@ -371,14 +374,6 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
 
 
 _OPTIMIZATIONS = "ONNX Runtime's optimizations"
-
-
-def _tensors(quantizers: Sequence[Quantizer], measured: Measured) -> list[QuantizedTensor]:
-    """Return the errors of all quantized tensors, the worst first."""
-    tensors = [
-        tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place]) for each in quantizers
-    ]
-    return sorted(tensors, key=_worst_first)
 
 
 def _output_errors(compared: Comparison) -> list[OutputError]:

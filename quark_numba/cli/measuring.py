@@ -194,7 +194,9 @@ def measure(
         contenders = _load(options, nodes, stack)
         stack.callback(contenders.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, contenders["model"].session)
-        inputs = _first_batch(options, batches)
+        inputs = next(batches)
+        if (options.save_outputs or options.expected) and next(batches, None) is not None:
+            raise ModelError("--save-outputs and --expected are for one batch; the data have more")
         outputs = {name: run(contender.session, inputs) for name, contender in contenders.items()}
         with progress("running") as update:
             # No variable keeps the sessions: the contenders are cleared before the files are removed.
@@ -211,14 +213,6 @@ def measure(
         report |= _report_models(contenders, comparison)
         artifact = next(filter(None, (contender.artifact for contender in contenders.values())), None)
     return report, outputs["model"], artifact
-
-
-def _first_batch(options: argparse.Namespace, batches: Iterator[Arrays]) -> Arrays:
-    """Return the first batch. Raise ModelError if there are more, and an option is for one batch."""
-    first = next(batches)
-    if (options.save_outputs or options.expected) and next(batches, None) is not None:
-        raise ModelError("--save-outputs and --expected are for one batch; the data have more")
-    return first
 
 
 def _compare_batches(
@@ -292,5 +286,4 @@ def compare_with_file(options: argparse.Namespace, outputs: Arrays) -> dict[str,
         raise ModelError(f"output {name} {reason}")
     limit = options.tolerance or 0.0
     holds = all(sums.largest <= limit for sums in compared.errors.values())
-    errors = _json_errors(compared.errors)
-    return {"file": options.expected, "tolerance": limit, "outputs": errors, "holds": holds}
+    return {"file": options.expected, "tolerance": limit, "outputs": _json_errors(compared.errors), "holds": holds}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .printing import progress, tell
-
-if TYPE_CHECKING:
-    from ..compiling.kernel import Kernel
 
 # The variants of a kernel that calls on small arrays, calls on large arrays, and sessions need.
 _VARIANTS = ("serial", "parallel", "task")
@@ -77,7 +74,7 @@ def _compile(types: Iterable[str], families: Iterable[str], update: Callable[...
     from ..linear.key import select
     from ..ort.operators import node_functions, table_of
 
-    def kernels() -> Iterator[Kernel]:
+    def kernels() -> Iterator[Any]:
         node_functions("linear")
         for element_type in named(" ".join(types)):
             for key in (

@@ -123,8 +123,7 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
     """Return the outputs of a session, also of one with types that numpy lacks."""
     if any(output.type.startswith("tensor(") and dtype_of(output.type) is None for output in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
-    arrays: list[Any] = session.run(outputs, feeds)
-    return arrays
+    return session.run(outputs, feeds)
 
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:
