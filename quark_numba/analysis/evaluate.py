@@ -329,7 +329,8 @@ def _sums(results: Sequence[Arrays], seconds: list[float], measure: _Measure, la
         for (name, y), expected in zip(of_model.items(), of_reference.values(), strict=True)
         if name in compared.errors
     }
-    _check_class_axis(arrays, classes)
+    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
+        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
     labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
     fitting = {name: labels for name, each in labelled.items() if each.fits}
     places = {name: count(*pair, name, fitting.get(name), classes) for name, pair in arrays.items()}
@@ -350,12 +351,6 @@ def _timed(runs: Iterable[Callable[[], R]]) -> tuple[list[R], list[float]]:
         results.append(run())
         seconds.append(time.perf_counter() - start)
     return results, seconds
-
-
-def _check_class_axis(arrays: _Compared, classes: Classes) -> None:
-    """Raise ModelError if no output has the class axis, and the class axis is not the default."""
-    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
-        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
 
 
 def _labellings(labels: Labels, arrays: _Compared, reasons: dict[str, str], classes: Classes) -> dict[str, Labelling]:

@@ -101,9 +101,7 @@ def check_plots() -> Any:
 
 def _plot(width: float, height: float) -> tuple[Any, Any]:
     """Return a figure of this size in inches, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
+    figure = check_plots().figure.Figure(figsize=(width, height))
     return figure, figure.subplots()
 
 
