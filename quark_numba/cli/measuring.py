@@ -98,18 +98,13 @@ class NodeTime(NamedTuple):
     seconds: float
 
 
-def node_times(
-    path: str | Path,
-    nodes: list[QuantizationNodes],
-    make_inputs: Callable[[onnxruntime.InferenceSession], Arrays],
-    runs: int,
-    **options: Any,
-) -> list[NodeTime]:
-    """Return the times of the nodes in a session of `create_session`, the slowest first."""
+def node_times(options: argparse.Namespace, nodes: list[QuantizationNodes], artifact: Artifact | None) -> list[NodeTime]:
+    """Return the times of the nodes in a session of the model, or of the artifact, for the first batch, the slowest first."""
+    how = arguments.given_of(options, "threads", "qdq", "providers")
     with temporary_folder() as folder:
-        session = create_session(path, nodes, profile=f"{folder}/profile", **options)
-        inputs = make_inputs(session)
-        for _ in range(_WARM_UP + runs):
+        session = create_session(options.model, nodes, profile=f"{folder}/profile", artifact=artifact, **how)
+        inputs = next(arguments.batches_of(options, session))
+        for _ in range(_WARM_UP + options.runs):
             run(session, inputs)
         events = json.loads(Path(session.end_profiling()).read_bytes())
     ends = sorted(event["ts"] + event["dur"] for event in events if event["name"] == "model_run")

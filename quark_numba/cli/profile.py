@@ -29,24 +29,16 @@ def action(options: argparse.Namespace) -> int:
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    how = {"qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
         with progress(f"optimizing {options.model}"):
-            optimized = stack.enter_context(measuring.artifact_of(options.model, **how, cache=options.cache))
+            how = arguments.given_of(options, "qdq", "cache", "providers")
+            optimized = stack.enter_context(measuring.artifact_of(options.model, **how))
         artifacts = {"before": None, "after": optimized}
         if arguments.has_other_providers(options):
             del artifacts["before"]  # its custom operators run on the CPU provider alone
         for name, artifact in artifacts.items():
             with progress(f"profiling, {name} it is optimized"):
-                times[name] = measuring.node_times(
-                    options.model,
-                    nodes,
-                    lambda session: next(arguments.batches_of(options, session)),
-                    options.runs,
-                    threads=options.threads,
-                    artifact=artifact,
-                    **how,
-                )
+                times[name] = measuring.node_times(options, nodes, artifact)
     if options.json:
         print_json({name: [row._asdict() for row in rows] for name, rows in times.items()} | optimized.report())
     else:
