@@ -190,6 +190,7 @@ class _Setup:
         return len(tokens), self._windows(tokens, feeders)
 
     def _windows(self, tokens: Array, feeders: Sequence[Any]) -> Iterator[Array]:
+        """Yield the tokens that each run takes of texts. Start the feeders where a part of the texts begins anew."""
         assert self.recipe.decoding
         for windows in runs_of(self.recipe.decoding, tokens.shape[1]):
             for feeder in feeders:
@@ -201,7 +202,7 @@ class _Setup:
 
 
 class _WholeBatch:
-    """The inputs of a model that takes a whole batch in one run, with the methods of Decoder."""
+    """The inputs of a model that takes a whole batch in one run, with the methods of Decoder. It need not be started."""
 
     length = 0
 
