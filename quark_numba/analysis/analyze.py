@@ -5,30 +5,29 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import check_choices, check_flags, check_integers, check_names, check_texts, refuse
+from ..checks import check_choices, check_flags, check_integers, check_names, check_texts
 from ..compiling.threads import number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
-from ..running.runs import Execution, Runner, Work, execution_of
+from ..running.decoding import TOKENS, Decoder, Decoding, decoding_of, runs_of, texts_of
+from ..running.runs import Execution, Runner, Work, execution_of, in_order
 from ..running.saved import Total
-from ..running.threads import in_order
 from .experiments.experiment import Experiment, ExperimentSums, Measured, Outcome, Point, RunValues
 from .experiments.formats import formats
 from .experiments.histograms import Histograms
 from .experiments.sweep import BY, By, Sweep
 from .experiments.what_if import WhatIf
 from .measures.distributions import PlaceSums, name_of_logits, place_sums
-from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
-from .measures.sums import Sums, TensorSums
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
+from .measures.sums import Sums, TensorSums, added
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .results import Analysis
 from .twin import float_twin
@@ -36,8 +35,6 @@ from .twin.forms import Array
 from .twin.quantizers import Quantizer
 from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
-
-_S = TypeVar("_S", bound=Sums)
 
 
 @dataclass
@@ -109,17 +106,16 @@ def analyze(
     check_integers(0, math.inf, "an integer of 0 or more", histograms=histograms)
     check_choices(BY, by=by)
     check_texts(logits=logits)
-    _check_decoding(decoding)
+    decoding = decoding_of(decoding, model, reference)
+    if decoding is not None and decoding.generate:
+        raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    if decoding is not None:
-        decoding = with_names_of(decoding, model, reference)
     of_logits = logits or name_of_logits(model, reference)
     recipe = _Recipe(
         *models, outputs, by if sweep else None, list(what_if), histograms, of_logits, decoding, execution.providers
     )
     setup = _Setup(recipe, execution.providers_here)
-    check_chosen(outputs, setup.outputs)
-    check_logits(logits, outputs or setup.outputs)
+    check_chosen(outputs, logits, setup.outputs)
     tokens = setup.tokens
     batches = open_batches([] if tokens else setup.segments.inputs, data, tokens=tokens)
     for experiment in setup.experiments:
@@ -135,15 +131,7 @@ def analyze(
     return analysis
 
 
-def _check_decoding(decoding: Any) -> None:
-    if decoding is not None and not isinstance(decoding, Decoding):
-        refuse("decoding", decoding, "quark_numba.Decoding")
-    if decoding is not None and decoding.generate:
-        raise ValueError(f"decoding.generate is {decoding.generate}; expected 0, as `analyze` writes no tokens")
-
-
-@dataclass(frozen=True)
-class _Recipe:
+class _Recipe(NamedTuple):
     """The models and the measurements. Each process makes its setup from a recipe."""
 
     model: Source
@@ -192,28 +180,31 @@ class _Setup:
             return Decoder.of_session(reference, names, "the reference")
         return Decoder(self.segments.inputs, self.segments.outputs, names, "the model")
 
-    def parts(self, batch: Batch) -> tuple[int, list[list[Any]]]:
-        """Return the number of samples of a batch, and the part that each run takes. Each list begins with empty caches."""
+    def parts(self, batch: Batch, feeders: Sequence[Decoder | _WholeBatch]) -> tuple[int, Iterator[Any]]:
+        """Return the number of samples of a batch, and the part that each run takes. The feeders are started where a part
+        begins with empty caches."""
         feed = batch.load()
         if self.recipe.decoding is None:
-            return batch.layout.samples(feed), [[feed]]
+            return batch.layout.samples(feed), iter([feed])
         tokens = texts_of(feed, self.tokens, batch)
-        return len(tokens), [[tokens[:, each] for each in runs] for runs in runs_of(self.recipe.decoding, tokens.shape[1])]
+        return len(tokens), self._windows(tokens, feeders)
 
-    def session_of(self, model: Source, name: str) -> Any:
-        return sessions.session_of(model, name, providers=self.providers)
+    def _windows(self, tokens: Array, feeders: Sequence[Any]) -> Iterator[Array]:
+        """Yield the tokens that each run takes of texts. Start the feeders where a part of the texts begins anew."""
+        assert self.recipe.decoding
+        for windows in runs_of(self.recipe.decoding, tokens.shape[1]):
+            for feeder in feeders:
+                feeder.start(len(tokens))
+            yield from (tokens[:, window] for window in windows)
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
 
 
 class _WholeBatch:
-    """The inputs of a model that takes a whole batch in one run, with the methods of Decoder."""
+    """The inputs of a model that takes a whole batch in one run, with the methods of Decoder. It need not be started."""
 
     length = 0
-
-    def start(self, rows: int) -> None:
-        pass
 
     def feeds(self, feed: sessions.Arrays) -> sessions.Arrays:
         return feed
@@ -233,7 +224,7 @@ class _Worker:
     def __init__(self, setup: _Setup, threads: int, keep: Callable[[_FirstRun], None] | None = None) -> None:
         self.setup, self.segments, self.threads, self.keep = setup, setup.segments, threads, keep
         reference = setup.recipe.reference
-        self.reference = None if reference is None else setup.session_of(reference, "the reference")
+        self.reference = reference and sessions.session_of(reference, "the reference", providers=setup.providers)
 
     def make_work(self, points: list[list[Point]] | None) -> Work:
         """Return the function of the first pass, or that of the second, at the points of each experiment."""
@@ -244,24 +235,20 @@ class _Worker:
         return functools.partial(self.measure_points, configs)
 
     def measure_batch(self, batch: Batch) -> Measured:
-        samples, texts = self.setup.parts(batch)
         feeders = [self.setup.feeder(), self.setup.feeder()]  # of the model, and of its twin
         if self.reference is not None:
             feeders.append(self.setup.feeder(self.reference))
-        total: Measured | None = None
-        for parts in texts:
-            for feeder in feeders:
-                feeder.start(samples)
-            for part in parts:
-                place = feeders[0].length
-                feeds = [feeder.feeds(part) for feeder in feeders]
-                measured, results = self._measure_run(feeds, place)
-                if total is None and self.keep and batch.number == 0:
-                    self.keep((feeds[0], results[0]))
-                for feeder, outputs in zip(feeders, results, strict=False):
-                    feeder.take(outputs)
-                total = _added(total, measured)
-        assert total
+        samples, parts = self.setup.parts(batch, feeders)
+        total: Any = None
+        for part in parts:
+            place = feeders[0].length
+            feeds = [feeder.feeds(part) for feeder in feeders]
+            measured, results = self._measure_run(feeds, place)
+            if total is None and self.keep and batch.number == 0:
+                self.keep((feeds[0], results[0]))
+            for feeder, outputs in zip(feeders, results, strict=False):
+                feeder.take(outputs)
+            total = added(total, measured)
         total.samples = samples
         return total
 
@@ -297,23 +284,18 @@ class _Worker:
         return measured, [outputs, twin, reference]
 
     def measure_points(self, configs: list[Config], batch: Batch) -> _Points:
-        samples, texts = self.setup.parts(batch)
         of_reference, feeders = self.setup.feeder(self.reference), [self.setup.feeder() for _ in configs]
-        total: _Points | None = None
-        for parts in texts:
-            for feeder in (of_reference, *feeders):
-                feeder.start(samples)
-            for part in parts:
-                feed = of_reference.feeds(part)
-                if self.reference is None:
-                    reference = self.segments.run(feed, {}, quantized=False)
-                else:
-                    reference = sessions.run(self.reference, feed)
-                of_reference.take(reference)
-                compare_point = functools.partial(self._compare_point, part, reference)
-                points = zip(configs, feeders, strict=True)
-                total = _added(total, _Points([*in_order(compare_point, points, self.threads, self.segments.stopped)]))
-        assert total
+        total: Any = None
+        for part in self.setup.parts(batch, [of_reference, *feeders])[1]:
+            feed = of_reference.feeds(part)
+            if self.reference is None:
+                reference = self.segments.run(feed, {}, quantized=False)
+            else:
+                reference = sessions.run(self.reference, feed)
+            of_reference.take(reference)
+            compare_point = functools.partial(self._compare_point, part, reference)
+            points = zip(configs, feeders, strict=True)
+            total = added(total, _Points([*in_order(compare_point, points, self.threads, self.segments.stopped)]))
         return total
 
     def _compare_point(self, part: Any, reference: dict[str, Any], point: tuple[Config, Decoder | _WholeBatch]) -> Comparison:
@@ -321,13 +303,6 @@ class _Worker:
         outputs = self.segments.run(feeder.feeds(part), config, quantized=True)
         feeder.take(outputs)
         return self.setup.compare(outputs, reference)
-
-
-def _added(total: _S | None, sums: _S) -> _S:
-    if total is None:
-        return sums
-    total.add(sums)
-    return total
 
 
 def _make_work_of_worker(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
@@ -358,10 +333,8 @@ def _measure(setup: _Setup, runner: Runner) -> tuple[Total, list[list[Comparison
     at_points = [list(itertools.islice(compared, len(chosen))) for chosen in points]
     if not first:  # it ran in another process, or before the run was resumed
         assert done.first
-        samples, texts = setup.parts(done.first)
         feeder = setup.feeder()
-        feeder.start(samples)
-        feed = feeder.feeds(texts[0][0])
+        feed = feeder.feeds(next(setup.parts(done.first, [feeder])[1]))
         first.append((feed, setup.segments.run(feed, setup.segments.quantized, quantized=True)))
     return done, at_points, first[0]
 
@@ -371,8 +344,11 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
     (feed, outputs), measured, quantizers = first, done.sums, setup.twin.quantizers
     reshaped = [quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
     why = "its shape differs in the float model, so only its own error is measured"
+    tensors = [
+        tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place]) for each in quantizers
+    ]
     analysis = Analysis(
-        tensors=_tensors(quantizers, measured),
+        tensors=sorted(tensors, key=_worst_first),
         outputs=_output_errors(measured.outputs),
         unmatched=setup.twin.found.unmatched | dict.fromkeys(reshaped, why),
         samples=measured.samples,
@@ -389,7 +365,8 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
         others[experiment.where] = [*sums.outputs.values(), *compared]
     optimized = Comparison()
     try:
-        optimized = setup.compare(sessions.run(setup.session_of(setup.recipe.model, "the model"), feed), outputs)
+        session = sessions.session_of(setup.recipe.model, "the model", providers=setup.providers)
+        optimized = setup.compare(sessions.run(session, feed), outputs)
     except ModelError as error:
         analysis.unmatched[_OPTIMIZATIONS] = str(error)
     analysis.optimizations = _output_errors(optimized)
@@ -398,14 +375,6 @@ def _analysis(setup: _Setup, done: Total, at_points: list[list[Comparison]], fir
 
 
 _OPTIMIZATIONS = "ONNX Runtime's optimizations"
-
-
-def _tensors(quantizers: Sequence[Quantizer], measured: Measured) -> list[QuantizedTensor]:
-    """Return the errors of all quantized tensors, the worst first."""
-    tensors = [
-        tensor_of(each, _sums_of_weight(each) if each.kind == "weight" else measured.tensors[each.place]) for each in quantizers
-    ]
-    return sorted(tensors, key=_worst_first)
 
 
 def _output_errors(compared: Comparison) -> list[OutputError]:

@@ -7,23 +7,23 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_flags, check_functions, check_integers, check_texts, refuse
+from ..checks import check_flags, check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.decoding import TOKENS, Decoder, Decoding, runs_of, texts_of, with_names_of
+from ..running.decoding import TOKENS, Decoder, Decoding, decoding_of, runs_of, texts_of
 from ..running.inputs import inputs_of
-from ..running.runs import Execution, Runner, Work, execution_of
+from ..running.runs import Execution, Runner, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
 from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
-from .measures.outputs import Comparison, OutputError, check_chosen, check_logits, check_outputs, compare, output_error
-from .measures.sums import FIRST, JOINED, Sums, share
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
+from .measures.sums import FIRST, JOINED, Sums, added, share
 from .results import Evaluation, Generation
 from .twin import float_twin
 from .twin.random_nodes import random_outputs
@@ -144,6 +144,7 @@ def evaluate(
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
     check_integers(1, math.inf, "a positive integer", top_k=top_k)
     check_functions(metric=metric)
+    decoding = decoding_of(decoding, model, reference)
     _check_labels(labels, ignore_label, next_token, decoding)
     if decoding is not None and metric is not None:
         raise ValueError(f"metric is {metric!r} with decoding; expected one of the two")
@@ -154,15 +155,13 @@ def evaluate(
     names = [output.name for output in pair[0].get_outputs()]
     tokens = ""
     if decoding is not None:
-        decoding = with_names_of(decoding, model, reference)
         decoders = _decoders(pair, decoding)
         names, tokens = decoders[0].outputs, decoders[0].made[TOKENS].name
         if of_logits not in names:
             raise ModelError(f"logits: no output is named {of_logits!r}; the outputs are {', '.join(names)}")
         next_token = next_token or labels is None
     classes = Classes(class_axis, top_k, labels or tokens or None, ignore_label, bool(next_token))
-    check_chosen(outputs, names)
-    check_logits(logits, outputs or names)
+    check_chosen(outputs, logits, names)
     with errors_named("not a valid model"):
         random = random_outputs(*models, outputs or names)
     compared = [name for name in outputs or names if name not in random]
@@ -185,9 +184,9 @@ def evaluate(
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
     measure = _Measure(compared, classes, of_logits, metric, decoding, tokens)
-    work = functools.partial(_make_work, make_pair, measure)
+    run_batch = _measure_batch if decoding is None else _decode_batch
     with runner.connected():
-        done = runner.total(_Batch, work)
+        done = runner.total(_Batch, lambda: functools.partial(run_batch, make_pair(), measure))
     float_twin.check(*models)
     total: _Batch = done.sums
     rates = [total.samples / seconds if seconds else 0.0 for seconds in total.seconds]
@@ -213,8 +212,6 @@ def evaluate(
 def _check_labels(labels: str | None, ignore_label: int | None, next_token: bool, decoding: Decoding | None) -> None:
     """Raise an error if an argument about labels is wrong, or is given without labels. Decoding has labels by itself."""
     check_flags(next_token=next_token)
-    if decoding is not None and not isinstance(decoding, Decoding):
-        refuse("decoding", decoding, "quark_numba.Decoding")
     if ignore_label is not None:
         check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
     for name, value in (("ignore_label", ignore_label), ("next_token", next_token or None)):
@@ -222,8 +219,7 @@ def _check_labels(labels: str | None, ignore_label: int | None, next_token: bool
             raise ValueError(f"{name} is {value} without labels; expected both, or neither")
 
 
-@dataclass(frozen=True)
-class _Measure:
+class _Measure(NamedTuple):
     """What is measured of a batch. `tokens` is the input of tokens, with `decoding`."""
 
     outputs: Sequence[str]
@@ -232,11 +228,6 @@ class _Measure:
     metric: Any
     decoding: Decoding | None
     tokens: str
-
-
-def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
-    """Return the function that measures a batch with the sessions of a pair."""
-    return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
 
 
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:
@@ -291,7 +282,7 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
         functools.partial(each.step, functools.partial(sessions.run, session))
         for each, session in zip(decoders, pair, strict=True)
     ]
-    total: _Batch | None = None
+    total: Any = None
     # The models take turns of several runs, as each run reads all weights, which then push those of the other model out of the
     # processor's caches.
     turn = max(1, _TURN // decoding.window)
@@ -300,15 +291,12 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             decoder.start(len(tokens))
         for first in range(0, len(runs), turn):
             windows = runs[first : first + turn]
-            of_models, seconds = _timed(functools.partial(_each, step, [tokens[:, each] for each in windows]) for step in steps)
+            parts = [tokens[:, each] for each in windows]
+            of_models, seconds = _timed(functools.partial(list[Arrays], map(step, parts)) for step in steps)
             for window, *results in zip(windows, *of_models, strict=True):
                 sums = _sums(results, seconds, measure, Labels(labels.values[:, window], labels.counted[:, window]))
                 seconds = [0.0, 0.0]
-                if total is None:
-                    total = sums
-                else:
-                    total.add(sums)
-    assert total
+                total = added(total, sums)
     total.samples = len(tokens)
     if decoding.generate:
         place = decoders[0].outputs.index(measure.logits)
@@ -318,10 +306,6 @@ def _decode_batch(pair: list[Any], measure: _Measure, batch: Batch) -> _Batch:
             same = next((i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b), decoding.generate)
             total.generations.append(Generation(name, same, *texts))
     return total
-
-
-def _each(step: _Step, parts: Sequence[NDArray[Any]]) -> list[Arrays]:
-    return [step(part) for part in parts]
 
 
 def _written(step: _Step, outputs: Arrays, count: int, place: int) -> list[list[int]]:
@@ -345,7 +329,8 @@ def _sums(results: Sequence[Arrays], seconds: list[float], measure: _Measure, la
         for (name, y), expected in zip(of_model.items(), of_reference.values(), strict=True)
         if name in compared.errors
     }
-    _check_class_axis(arrays, classes)
+    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
+        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
     labelled = {} if labels is None else _labellings(labels, arrays, compared.reasons, classes)
     fitting = {name: labels for name, each in labelled.items() if each.fits}
     places = {name: count(*pair, name, fitting.get(name), classes) for name, pair in arrays.items()}
@@ -366,12 +351,6 @@ def _timed(runs: Iterable[Callable[[], R]]) -> tuple[list[R], list[float]]:
         results.append(run())
         seconds.append(time.perf_counter() - start)
     return results, seconds
-
-
-def _check_class_axis(arrays: _Compared, classes: Classes) -> None:
-    """Raise ModelError if no output has the class axis, and the class axis is not the default."""
-    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
-        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(_shapes(arrays))}")
 
 
 def _labellings(labels: Labels, arrays: _Compared, reasons: dict[str, str], classes: Classes) -> dict[str, Labelling]:

@@ -101,9 +101,7 @@ def check_plots() -> Any:
 
 def _plot(width: float, height: float) -> tuple[Any, Any]:
     """Return a figure of this size in inches, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
+    figure = check_plots().figure.Figure(figsize=(width, height))
     return figure, figure.subplots()
 
 
@@ -121,9 +119,7 @@ def _profile(analysis: Analysis) -> str:
     axes.plot(places, [_drawn(item.inherited_sqnr_db) for item in tensors], color=_INHERITED, linewidth=1.4, label="inherited")
     own = [_drawn(item.own_sqnr_db) for item in tensors]
     axes.plot(places, own, color=_OWN, linewidth=0, marker="o", markersize=3.2, label="own")
-    axes.set_xlabel("quantized activation, in the order of execution")
-    axes.set_ylabel("SQNR, dB")
-    axes.set_xlim(-1, len(tensors))
+    axes.set(xlabel="quantized activation, in the order of execution", ylabel="SQNR, dB", xlim=(-1, len(tensors)))
     axes.legend(loc="lower left", ncols=2, bbox_to_anchor=(0, 1), borderaxespad=0)
     return _svg(figure, "Own and inherited signal-to-quantization-noise ratio, by place in the model", "scroll")
 
@@ -134,9 +130,7 @@ def _divergences(divergences: Sequence[float]) -> str:
     axes.plot(range(len(drawn)), drawn, color=_OWN, linewidth=1.2, marker="o", markersize=2.5)
     if any(value > 0 for value in drawn):  # otherwise a logarithmic axis has no range
         axes.set_yscale("log")
-    axes.set_xlabel("place in the text")
-    axes.set_ylabel("divergence, nats")
-    axes.set_xlim(-1, len(drawn))
+    axes.set(xlabel="place in the text", ylabel="divergence, nats", xlim=(-1, len(drawn)))
     return _svg(figure, "Divergence by place in the text", "scroll")
 
 
@@ -144,8 +138,7 @@ def _trade_offs(points: Sequence[TradeOff]) -> str:
     figure, axes = _plot(9.6, 3.6)
     kilobytes, ratios = [point.bits / 8e3 for point in points], [_drawn(point.sqnr_db) for point in points]
     axes.plot(kilobytes, ratios, color=_OWN, linewidth=1.4, marker="o", markersize=4)
-    axes.set_xlabel("kB of quantized tensors per sample")
-    axes.set_ylabel("least SQNR of the outputs, dB")
+    axes.set(xlabel="kB of quantized tensors per sample", ylabel="least SQNR of the outputs, dB")
     return _svg(figure, "Accuracy against bits", "scroll")
 
 
@@ -154,8 +147,7 @@ def _histogram(histogram: Histogram) -> str:
     edges = np.array(histogram.edges)
     axes.stairs(histogram.counts, edges, fill=True, color=_OWN)
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(0, 3 * max(1, *histogram.counts))
-    axes.set_xlim(edges[0], edges[-1])
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 3 * max(1, *histogram.counts)), ylabel="elements")
     for start, end in ((edges[0], histogram.lowest), (histogram.highest, edges[-1])):
         if start is not None and end is not None and start < end:
             axes.axvspan(start, end, color=_INHERITED, alpha=0.25, linewidth=0)
@@ -166,7 +158,6 @@ def _histogram(histogram: Histogram) -> str:
         axes.tick_params(axis="x", pad=8)
     values = "" if histogram.grid is None else f", {counted(len(histogram.grid), 'value')}"
     values += f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""
-    axes.set_ylabel("elements")
     return _svg(figure, f"Histogram of {histogram.name}", "", f"{histogram.name}{values}")
 
 

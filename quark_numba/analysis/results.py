@@ -129,23 +129,17 @@ def tables_of_evaluation(evaluation: Evaluation) -> Iterator[Table]:
     if evaluation.generations:
         rows = [[each.name, f"{each.same} of {len(each.tokens)}"] for each in evaluation.generations]
         yield Table("Tokens that both models write", ["text", ">the same before the first difference"], rows)
-    yield Table("", ["", ""], _figures(evaluation))
-    yield from result_tables.reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
-
-
-def _figures(evaluation: Evaluation) -> list[list[str]]:
-    """Return the names and values of the figures that do not belong to one output."""
-    return [
+    figures = [
         ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
         ["samples a second", f"{evaluation.samples_per_second:.0f}"],
         ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
         *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
-        *(
-            [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
-            for output in evaluation.outputs
-            if output.ignored
-        ),
     ]
+    for each in evaluation.outputs:
+        if each.ignored:
+            figures.append([f"labels of {each.name} that count", f"{each.labelled} of {(each.labelled or 0) + each.ignored}"])
+    yield Table("", ["", ""], figures)
+    yield from result_tables.reasons("Outputs without an accuracy", "output", evaluation.not_labelled)
 
 
 def tables_of_analysis(analysis: Analysis, top: int | None = None) -> Iterator[Table]:

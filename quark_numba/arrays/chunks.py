@@ -159,7 +159,6 @@ def _dtype() -> np.dtype[Any]:
     return _WITHOUT_STRING
 
 
-@functools.cache
 def _teach_distributed() -> None:
     from distributed.protocol import dask_serialize
     from distributed.protocol.numpy import serialize_numpy_ndarray

@@ -24,8 +24,9 @@ from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
 
-# In the order of the help. Each has `add_parser`, which adds its subparser and sets the default `action`: a function that takes
-# the options and returns the exit code. Whatever imports numba, onnx or onnxruntime is imported by the action.
+# In the order of the help. Each has the name of its subcommand, a `PURPOSE`, the function `add_options`, which takes the
+# subparser, and the function `action`, which takes the options and returns the exit code. Whatever imports numba, onnx or
+# onnxruntime is imported by the action.
 _COMMANDS = (run, profile, evaluate, analyze, optimize, build_library, warmup, types, info)
 
 
@@ -39,7 +40,10 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
         commands = parser.add_subparsers(required=True, metavar="COMMAND")
         for command in _COMMANDS:
-            command.add_parser(commands)
+            name = command.__name__.rpartition(".")[2].replace("_", "-")
+            subparser = commands.add_parser(name, help=command.PURPOSE)
+            subparser.set_defaults(action=command.action)
+            command.add_options(subparser)
         options = parser.parse_args(words)
         arguments.check(parser, options)
         with warnings.catch_warnings(), _compiling_is_told(), missing_packages_are_named():

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,13 @@ _HISTOGRAMS = 8
 # The number of worst tensors whose nodes are excluded.
 _EXCLUDED = 5
 
+PURPOSE = "show where a quantized model's accuracy goes, tensor by tensor"
 
-def add_parser(commands: Any) -> None:
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     from ..analysis import result_tables
 
-    parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
-    parser.set_defaults(action=_analyze)
-    arguments.add_threads(parser)
+    add_comparison(parser)
     arguments.add_top(parser, result_tables.TOP)
     parser.add_argument(
         "--sweep",
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "--what-if",
         nargs="+",
         default=[],
-        choices=arguments.LazyChoices(_formats),
+        choices=_Formats(),
         metavar="TYPE",
         help="also measure each tensor in these formats, and find the best trade-offs: %(choices)s",
     )
@@ -66,13 +66,16 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _formats() -> Iterable[str]:
-    from ..analysis.experiments.formats import FORMATS
+class _Formats:
+    """The choices of --what-if, which are imported when an argument is checked or the help is printed."""
 
-    return FORMATS
+    def __iter__(self) -> Iterator[str]:
+        from ..analysis.experiments.formats import FORMATS
+
+        return iter(FORMATS)
 
 
-def _analyze(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
     from ..analysis.results import tables_of_analysis
@@ -86,12 +89,10 @@ def _analyze(options: argparse.Namespace) -> int:
             options.model,
             arguments.data_of(options),
             options.reference,
-            outputs=options.outputs,
+            **arguments.given_of(options, "outputs", "what_if", "logits"),
             sweep=options.sweep or options.by is not None,
             by=options.by or "tensor",
-            what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            logits=options.logits,
             decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..checks import QDQ
@@ -92,16 +92,6 @@ def has_other_providers(options: argparse.Namespace) -> bool:
     return bool(beside_cpu(options.providers or []))
 
 
-class LazyChoices:
-    """The choices of an argument, which are found when an argument is checked or the help is printed."""
-
-    def __init__(self, find: Callable[[], Iterable[str]]) -> None:
-        self._find = find
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._find())
-
-
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
         "--top",
@@ -125,16 +115,14 @@ def add_qdq(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand that runs a model."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+def add_runner(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a subcommand that runs a model."""
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     add_data(parser)
     add_threads(parser)
     add_providers(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")
     add_json(parser)
-    return parser
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -163,14 +151,17 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="FILE", help="keep intermediate results in FILE, and continue from it if it exists")
 
 
+def given_of(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return these options as the arguments of a function that has the same names for them."""
+    return {name: getattr(options, name) for name in names}
+
+
 def execution_of(options: argparse.Namespace, update: Callable[..., None]) -> Execution:
     """Return the options of `add_threads` and `add_runs`, with a function that updates the progress bar."""
     from ..running.runs import Execution
 
-    names = ("threads", "workers", "scheduler", "providers", "on_error", "resume")
-    return Execution(
-        **{name: getattr(options, name) for name in names}, progress=lambda done, total: update(completed=done, total=total)
-    )
+    given = given_of(options, "threads", "workers", "scheduler", "providers", "on_error", "resume")
+    return Execution(**given, progress=lambda done, total: update(completed=done, total=total))
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from .arguments import add_qdq
+from .arguments import add_qdq, given_of
 from .printing import progress, tell
 
+PURPOSE = "write models and a library that runs them outside of Python"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("build-library", help="write models and a library that runs them outside of Python")
-    parser.set_defaults(action=_build)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX models, or one folder of ONNX Runtime GenAI")
     parser.add_argument(
         "--all", action="store_true", help="instead of models: all types, formats and attributes of Quark's operators"
@@ -25,7 +24,7 @@ def add_parser(commands: Any) -> None:
     add_qdq(parser)
 
 
-def _build(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..errors import ModelError
     from ..library.build import build_library
 
@@ -33,14 +32,8 @@ def _build(options: argparse.Namespace) -> int:
         raise ModelError("expected either models or --all")
     with progress(f"building {options.out}"):
         try:
-            library = build_library(
-                options.models or None,
-                options.out,
-                target=options.target,
-                cpu=options.cpu,
-                optimize=not options.as_written,
-                qdq=options.qdq,
-            )
+            given = given_of(options, "target", "cpu", "qdq")
+            library = build_library(options.models or None, options.out, optimize=not options.as_written, **given)
         except ValueError as error:
             raise ModelError(str(error)) from error
     tell("green", "written", f"{library}, {library.stat().st_size:,} bytes; README.txt beside it says how to register it")

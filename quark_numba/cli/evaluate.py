@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import arguments
 from .printing import print_json, print_tables, progress, tell
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ..analysis.results import Analysis, Evaluation
     from ..running.decoding import Decoding
 
+PURPOSE = "compare a quantized model's outputs with the float model's, over data"
 
-def add_parser(commands: Any) -> None:
-    parser = add_comparison(commands, "evaluate", "compare a quantized model's outputs with the float model's, over data")
-    parser.set_defaults(action=_evaluate)
-    arguments.add_threads(parser)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_comparison(parser)
     parser.add_argument(
         "--labels", metavar="KEY", help="the array of right classes in the data; adds the accuracy of both models"
     )
@@ -71,9 +71,8 @@ def decoding_of(options: argparse.Namespace) -> Decoding | None:
     return Decoding(options.decode, options.context, generate or 0, dict(options.input_name or ()))
 
 
-def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand that compares a quantized model with the float model over data."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a subcommand that compares a quantized model with the float model over data."""
     parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model, or a folder of ONNX Runtime GenAI")
     parser.add_argument(
         "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
@@ -113,10 +112,10 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
         help="exit code 1 if an output's SQNR is below DB or is NaN, if one of --outputs cannot be compared, or if none can",
     )
     arguments.add_json(parser)
-    return parser
+    arguments.add_threads(parser)
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..analysis.evaluate import evaluate
     from ..analysis.results import tables_of_evaluation
     from ..running.data import load_function
@@ -127,13 +126,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             options.model,
             arguments.data_of(options),
             options.reference,
-            outputs=options.outputs,
-            labels=options.labels,
-            class_axis=options.class_axis,
-            ignore_label=options.ignore_label,
-            next_token=options.next_token,
-            top_k=options.top_k,
-            logits=options.logits,
+            **arguments.given_of(options, "outputs", "labels", "class_axis", "ignore_label", "next_token", "top_k", "logits"),
             metric=load_function(options.metric) if options.metric else None,
             decoding=decoding_of(options),
             execution=arguments.execution_of(options, update),

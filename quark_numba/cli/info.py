@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..compiling.installed_versions import distributions_with, version_of
 from ..errors import reason_of
@@ -24,16 +24,16 @@ _QUARK, _MISSING = "amd-quark", "not installed"
 # The module that replaces Quark's library when it is imported.
 _REPLACES = "quark_numba.for_quark"
 
+PURPOSE = "print versions, the backend in use, threads, and what is kept on disk"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on disk")
-    parser.set_defaults(action=_info)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clear-cache", action="store_true", help="first remove compiled kernels and models of all versions")
     parser.add_argument("--cached-models", metavar="FOLDER", help="the folder of cached models (default: that of `cache=True`)")
     arguments.add_json(parser)
 
 
-def _info(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..compiling import cache
     from ..ort import get_library_path
 

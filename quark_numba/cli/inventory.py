@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import BlockRoundTrip, Operator
 from ..dialects import refused
 from ..errors import errors_named
 from ..models import model_files
-from ..models.protos import subgraphs
+from ..models.protos import subgraphs, value_of
 from ..rewriting.onnx_runtime import has_operator, runs
 
 
@@ -71,7 +70,8 @@ def _keys(
         operator = OPERATORS.find(node.domain, node.op_type)
         full_name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         if operator:
-            attributes = _attributes(node)
+            # In a function, an attribute may refer to one of the function, which has a value only in a call of the function.
+            attributes = {each.name: "?" if each.ref_attr_name else value_of(each) for each in node.attribute}
             element_type = operator.format_of([types.get(name) for name in node.input], attributes)
             if operator.operation == "quantize" and node.output:
                 types[node.output[0]] = element_type
@@ -105,14 +105,3 @@ def _name_of_blocks(operator: Operator, attributes: Mapping[str, Any]) -> str:
     except (ValueError, TypeError):  # a session would refuse the node
         return ""
     return meaning.format if isinstance(meaning, BlockRoundTrip) else ""
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of a node by name."""
-    attributes = {}
-    for attribute in node.attribute:
-        # In a function, an attribute may refer to an attribute of the function, which has a value only in a call of the
-        # function.
-        value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
-        attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return attributes

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from . import arguments
 from .printing import print_counts, print_json, progress
 
+PURPOSE = "write a faster model"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("optimize", help="write a faster model")
-    parser.set_defaults(action=_optimize)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="an ONNX model")
     parser.add_argument(
         "out",
@@ -43,15 +42,13 @@ def add_parser(commands: Any) -> None:
     arguments.add_json(parser)
 
 
-def _optimize(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
 
     with progress(f"optimizing {options.model}"):
         result = optimize.rewrite_model(
             options.model,
-            keep_quantized_weights=options.keep_quantized_weights,
-            qdq=options.qdq,
-            operators=options.operators,
+            **arguments.given_of(options, "keep_quantized_weights", "qdq", "operators"),
             native_operators=not options.no_regions,
             keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )

@@ -6,8 +6,7 @@ import argparse
 import itertools
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import arguments
 from .printing import print_json, print_left, print_table, progress
@@ -15,40 +14,33 @@ from .printing import print_json, print_left, print_table, progress
 if TYPE_CHECKING:
     from .measuring import NodeTime
 
+PURPOSE = "show where the time goes, before and after the model is optimized"
 
-def add_parser(commands: Any) -> None:
-    parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimized")
-    parser.set_defaults(action=_profile)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    arguments.add_runner(parser)
     arguments.add_qdq(parser)
     arguments.add_cache(parser)
     arguments.add_top(parser, 10)
 
 
-def _profile(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     from . import inventory, measuring
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    how = {"qdq": options.qdq, "providers": options.providers}
     with ExitStack() as stack:
         with progress(f"optimizing {options.model}"):
-            optimized = stack.enter_context(measuring.artifact_of(options.model, **how, cache=options.cache))
+            how = arguments.given_of(options, "qdq", "cache", "providers")
+            optimized = stack.enter_context(measuring.artifact_of(options.model, **how))
         artifacts = {"before": None, "after": optimized}
         if arguments.has_other_providers(options):
             del artifacts["before"]  # its custom operators run on the CPU provider alone
         for name, artifact in artifacts.items():
             with progress(f"profiling, {name} it is optimized"):
-                times[name] = measuring.node_times(
-                    options.model,
-                    nodes,
-                    lambda session: next(arguments.batches_of(options, session)),
-                    options.runs,
-                    threads=options.threads,
-                    artifact=artifact,
-                    **how,
-                )
+                times[name] = measuring.node_times(options, nodes, artifact)
     if options.json:
-        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimized.report())
+        print_json({name: [row._asdict() for row in rows] for name, rows in times.items()} | optimized.report())
     else:
         _print_times(times, options.top)
         print_left(optimized)

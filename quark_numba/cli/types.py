@@ -18,16 +18,14 @@ _LEGEND = (
     "backend, for ONNX's own operators with `qdq` float; E, in sessions of the extensions backend."
 )
 
+PURPOSE = "print the types of each operator, the version that introduced each, and where they run"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "types", help="print the types of each operator, the version that introduced each, and where they run"
-    )
-    parser.set_defaults(action=_types)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_json(parser)
 
 
-def _types(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     if options.json:
         print_json(type_rows())
         return 0

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from .printing import progress, tell
-
-if TYPE_CHECKING:
-    from ..compiling.kernel import Kernel
 
 # The variants of a kernel that calls on small arrays, calls on large arrays, and sessions need.
 _VARIANTS = ("serial", "parallel", "task")
 
+PURPOSE = "compile kernels and optimize a model before calls and sessions need them"
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("warmup", help="compile kernels and optimize a model before calls and sessions need them")
-    parser.set_defaults(action=_warmup)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -28,7 +25,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _warmup(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     if options.model:
         _compile_for_sessions(options.model)
         return 0
@@ -53,18 +50,12 @@ def _compile_for_sessions(model: str) -> None:
 
 def _compile_for_all_types() -> None:
     from ..catalog import OPERATORS
-    from ..ort.operators import node_functions, table_of
 
     types = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
     families = _families_of_one_kernel()
     with progress("compiling") as update:
         update(total=len(_VARIANTS) * (2 * len(types) + len(families)))
-        for name in types:
-            _compile_type(name, update)
-        for family in families:
-            node_functions(family)
-            for kernel in table_of(family).values():
-                _compile_variants(kernel, update)
+        _compile(types, families, update)
 
 
 def _families_of_one_kernel() -> list[str]:
@@ -76,25 +67,27 @@ def _families_of_one_kernel() -> list[str]:
     return [family for family in families if len(table_of(family)) == 1]
 
 
-def _compile_type(name: str, update: Callable[..., None]) -> None:
-    """Compile the kernels that quantize float32 to the type and back."""
-    from ..element_types import FLOAT32, find
+def _compile(types: Iterable[str], families: Iterable[str], update: Callable[..., None]) -> None:
+    """Compile the kernels that quantize float32 to types and back, and those of families, with the functions of their nodes."""
+    from ..element_types import FLOAT32, named
     from ..linear.kernels import widen_function
     from ..linear.key import select
     from ..ort.operators import node_functions, table_of
 
-    element_type = find(name)
-    assert element_type
-    node_functions("linear")
-    for key in (
-        select("quantize", FLOAT32, FLOAT32, element_type, element_type),
-        select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
-    ):
-        widen_function(element_type, key.zero_point_dtype)
-        _compile_variants(table_of("linear")[key], update)
+    def kernels() -> Iterator[Any]:
+        node_functions("linear")
+        for element_type in named(" ".join(types)):
+            for key in (
+                select("quantize", FLOAT32, FLOAT32, element_type, element_type),
+                select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
+            ):
+                widen_function(element_type, key.zero_point_dtype)
+                yield table_of("linear")[key]
+        for family in families:
+            node_functions(family)
+            yield from table_of(family).values()
 
-
-def _compile_variants(kernel: Kernel, update: Callable[..., None]) -> None:
-    for variant in _VARIANTS:
-        getattr(kernel, variant)
-        update(advance=1)
+    for kernel in kernels():
+        for variant in _VARIANTS:
+            getattr(kernel, variant)
+            update(advance=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator
 from ..fake_quantization.operators import number, operator
 from ..tables.key import NEAREST
 from ..tables.operators import operator as table_operator
@@ -44,49 +44,31 @@ def _by_range(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> Fa
     return FakeQuantize(x, form, "ROUND", parameters, _axis(attributes))
 
 
+# What the operators compute.
+_SIGNED_OR_NOT = "y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed)."
+_WITH_SIGN = "y = rint(clamp(x, -threshold, threshold - s) / s) * s with s = threshold / 2 ** (num_bits - 1)."
+_BY_OFFSET = "y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0."
+_BY_STEP = "y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0."
+
+
+def _activation_quantizer(name: str, form: str, attributes: Sequence[Attribute], doc: str) -> Operator:
+    meaning = _by_threshold if form == "threshold" else _by_range
+    return operator(_DOMAIN, name, (), (*attributes, _NUM_BITS, _VERSION), meaning, form=form, doc=doc)
+
+
+def _weights_quantizer(name: str, form: str, inputs: Sequence[str], doc: str) -> Operator:
+    meaning = _by_threshold if form == "threshold" else _by_range
+    parameters = [number(each, _FOR_CHANNELS) for each in inputs]
+    return operator(_DOMAIN, name, parameters, (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION), meaning, form=form, doc=doc)
+
+
 OPERATORS = (
-    *(
-        operator(
-            _DOMAIN,
-            name,
-            (),
-            (_THRESHOLD, _SIGNED, _NUM_BITS, _VERSION),
-            _by_threshold,
-            form="threshold",
-            doc="y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed).",
-        )
-        for name in ("ActivationSymmetricQuantizer", "ActivationPOTQuantizer")
-    ),
-    operator(
-        _DOMAIN,
-        "ActivationUniformQuantizer",
-        (),
-        (_LEAST, _MOST, _NUM_BITS, _VERSION),
-        _by_range,
-        form="offset range",
-        doc="y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0.",
-    ),
-    *(
-        operator(
-            _DOMAIN,
-            name,
-            (number("threshold", _FOR_CHANNELS),),
-            (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
-            _by_threshold,
-            form="threshold",
-            doc="y = rint(clamp(x, -threshold, threshold - s) / s) * s with s = threshold / 2 ** (num_bits - 1).",
-        )
-        for name in ("WeightsSymmetricQuantizer", "WeightsPOTQuantizer")
-    ),
-    operator(
-        _DOMAIN,
-        "WeightsUniformQuantizer",
-        (number("min_range", _FOR_CHANNELS), number("max_range", _FOR_CHANNELS)),
-        (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
-        _by_range,
-        form="range",
-        doc="y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0.",
-    ),
+    _activation_quantizer("ActivationSymmetricQuantizer", "threshold", (_THRESHOLD, _SIGNED), _SIGNED_OR_NOT),
+    _activation_quantizer("ActivationPOTQuantizer", "threshold", (_THRESHOLD, _SIGNED), _SIGNED_OR_NOT),
+    _activation_quantizer("ActivationUniformQuantizer", "offset range", (_LEAST, _MOST), _BY_OFFSET),
+    _weights_quantizer("WeightsSymmetricQuantizer", "threshold", ("threshold",), _WITH_SIGN),
+    _weights_quantizer("WeightsPOTQuantizer", "threshold", ("threshold",), _WITH_SIGN),
+    _weights_quantizer("WeightsUniformQuantizer", "range", ("min_range", "max_range"), _BY_STEP),
     *(
         table_operator(
             _DOMAIN,

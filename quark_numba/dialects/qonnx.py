@@ -38,17 +38,10 @@ def _quantizer(name: str, form: str, inputs: Sequence[Parameter], attributes: Se
 
 
 def _integer_quantizer(name: str) -> Operator:
-    return _quantizer(
-        name,
-        "integer",
-        (
-            number("scale", _BROADCAST),
-            number("zero_point", f"{_BROADCAST} Added before rounding."),
-            number("bit_width", _ONE),
-        ),
-        (_SIGNED, _NARROW, ROUNDING_MODE),
-        doc="y = (round(clamp(x / scale + zero_point)) - zero_point) * scale. See quark_numba.fake_quantize.",
-    )
+    zero_point = number("zero_point", f"{_BROADCAST} Added before rounding.")
+    inputs = number("scale", _BROADCAST), zero_point, number("bit_width", _ONE)
+    doc = "y = (round(clamp(x / scale + zero_point)) - zero_point) * scale. See quark_numba.fake_quantize."
+    return _quantizer(name, "integer", inputs, (_SIGNED, _NARROW, ROUNDING_MODE), doc=doc)
 
 
 _BIPOLAR_QUANT = _quantizer(

@@ -170,7 +170,10 @@ def _build(
     read = [file for path, to in zip(sources.values(), models, strict=True) for file in _write(path, to, optimize, qdq)]
     if genai:
         others = [each for each in genai.other_files(read) if each not in (library, _README)]
-        _copy(genai.path, others, done / "others")
+        (done / "others").mkdir()
+        for each in others:
+            (done / "others" / each).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(genai.path / each, done / "others" / each)
         (done / "others" / CONFIGURATION).write_text(configuration, encoding="utf-8")
         read += [str(genai.path / each) for each in (*others, CONFIGURATION)]
     (of_library / library).touch()
@@ -200,14 +203,6 @@ def _write(path: Path, target: Path, optimize: bool, qdq: Qdq) -> list[str]:
     else:
         model_files.save(source.whole(), target, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]
-
-
-def _copy(folder: Path, files: Iterable[str], target: Path) -> None:
-    """Copy files of a folder to a new folder."""
-    target.mkdir()
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / file, target / file)
 
 
 def _compile(job: targets.Job, name: str) -> None:

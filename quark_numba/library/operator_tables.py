@@ -212,8 +212,7 @@ def _typed_by(operator: Operator) -> tuple[int, int]:
 
 def _free_attributes(operator: Operator) -> tuple[str, ...]:
     """Return the names of the attributes of which nodes may have any values (``ort.nodes``)."""
-    names: tuple[str, ...] = getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
-    return names
+    return getattr(operators.node_of(operator.family), "FREE_ATTRIBUTES", ())
 
 
 def _takes_lists(operator: Operator) -> bool:

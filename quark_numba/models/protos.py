@@ -33,9 +33,13 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the values of a node's attributes, by name. Text that is not UTF-8 becomes other text."""
-    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
+    return {attribute.name: value_of(attribute) for attribute in node.attribute}
+
+
+def value_of(attribute: onnx.AttributeProto) -> Any:
+    """Return the value of an attribute. Text that is not UTF-8 becomes other text."""
+    value = helper.get_attribute_value(attribute)
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:

@@ -176,8 +176,7 @@ def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        content: bytes = cloudpickle.dumps(make)
-        return content
+        return cloudpickle.dumps(make)
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)

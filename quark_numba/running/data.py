@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from ..checks import check_integers, check_paths, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
-from .files import File, check_arrays, files_of, forget, read_headers
+from .files import File, check_arrays, files_of, files_of_texts, forget, read_headers, read_tokens
 from .inputs import ModelInput, random_inputs
 from .sessions import Arrays, dtype_of
-from .text_files import files_of_texts, read_tokens
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
@@ -132,8 +131,7 @@ class Unread:
         return array
 
 
-@dataclass(frozen=True)
-class BatchLayout:
+class BatchLayout(NamedTuple):
     """How arrays become batches: they are for these `inputs`, are cut into batches of `batch` rows, and have `labels` and
     `tokens` as further keys, with integers of any shape."""
 

@@ -15,14 +15,14 @@ from ..element_types import find
 from ..errors import ModelError
 from ..models.genai_folders import GenaiFolder
 from .data import Batch
-from .inputs import ModelInput, inputs_of, is_fixed
+from .inputs import ModelInput, fits, inputs_of, is_fixed
 from .sessions import Arrays, dtype_of
 
 # The inputs that are made for each run, by the names that optimum and ONNX Runtime GenAI give them.
 TOKENS, MASK, POSITIONS, BRANCH = MADE = ("input_ids", "attention_mask", "position_ids", "use_cache_branch")
 
-# What the beginning of a cache's name becomes in the name of the output that continues it.
-_PRESENT = {"past_key_values": ("present", "present_key_values"), "past": ("present",)}
+# The beginning of a cache's name, and what it may become in the name of the output that continues it.
+_PRESENT = (("past_key_values", "present"), ("past_key_values", "present_key_values"), ("past", "present"))
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,13 @@ class Decoding:
             refuse("names", self.names, "a mapping of names of inputs to texts")
 
 
-def with_names_of(decoding: Decoding, *models: Any) -> Decoding:
-    """Return a decoding with the names in the configurations of those models that are folders of ONNX Runtime GenAI. Names that
-    it has already come before them."""
+def decoding_of(decoding: Decoding | None, *models: Any) -> Decoding | None:
+    """Return what an argument of this name means for these models: the names in the configurations of those that are folders of
+    ONNX Runtime GenAI come after its own. Raise TypeError if it is not valid."""
+    if decoding is None:
+        return None
+    if not isinstance(decoding, Decoding):
+        refuse("decoding", decoding, "quark_numba.Decoding")
     names = dict(decoding.names)
     for folder in filter(None, map(GenaiFolder.find, models)):
         names |= folder.meanings() | names
@@ -138,7 +142,7 @@ class Decoder:
         for name, output in self.caches.items():
             cache = outputs.pop(output)
             wanted = self._inputs[name].shape or cache.shape
-            if not isinstance(cache, np.ndarray) or not _fits(cache.shape, wanted) or cache.dtype != self._state[name].dtype:
+            if not isinstance(cache, np.ndarray) or not fits(cache.shape, wanted) or cache.dtype != self._state[name].dtype:
                 found = f"{cache.dtype} of shape {cache.shape}" if isinstance(cache, np.ndarray) else "no array of numbers"
                 raise ModelError(
                     f"{self.what}: output {output} is {found}; input {name}, which it continues, takes "
@@ -193,16 +197,5 @@ def _meaning(name: str, names: Mapping[str, str], outputs: Sequence[str]) -> str
             return meaning.replace("%d", found[1]) if found.groups() else meaning
     if name in MADE:
         return name
-    candidates = [
-        present + name.removeprefix(past)
-        for past, presents in _PRESENT.items()
-        if name.startswith(past)
-        for present in presents
-    ]
+    candidates = [present + name.removeprefix(past) for past, present in _PRESENT if name.startswith(past)]
     return next((each for each in candidates if each in outputs), "")
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[Any]) -> bool:
-    return len(shape) == len(wanted) and all(
-        not is_fixed(length) or length == size for size, length in zip(shape, wanted, strict=True)
-    )

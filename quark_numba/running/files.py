@@ -1,5 +1,5 @@
-"""Arrays in .npz and .npy files, as a whole or some rows at a time, and the errors for arrays that a file lacks. Pickled arrays
-are never loaded."""
+"""Arrays in .npz and .npy files, as a whole or some rows at a time, the errors for arrays that a file lacks, and texts in files as
+tokens. Pickled arrays are never loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import os
 import struct
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import ModelError, file_error
+from ..errors import ModelError, errors_named, file_error, missing_packages_are_named
 from ..models.files import check_is_regular, errors_of_file
 
 T = TypeVar("T")
@@ -42,8 +41,7 @@ class Member(NamedTuple):
     offset: int | None
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file at the time when its headers were read, with its size, its modification time in nanoseconds, the number of batches
     in it, and its arrays by name."""
 
@@ -211,3 +209,32 @@ def _native(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind in "iufc" and array.dtype != dtype:
         return array.byteswap(inplace=True).view(dtype)
     return array.astype(dtype, copy=False)
+
+
+def files_of_texts(source: Any) -> list[Path]:
+    """Return the path of a text file, or those of the .txt files of a folder in the order of their names. Raise ModelError if
+    there is none."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise ModelError(f"tokenizer: the source is a {type(source).__name__}; expected the path of a text file or of a folder")
+    path = Path(source)
+    with errors_of_file(path, "a text file or a folder"):
+        files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        for file in files:
+            file.stat()
+    if not files:
+        raise ModelError(f"{path}: no .txt file in this folder")
+    return files
+
+
+def read_tokens(files: Sequence[Path], tokenizer: str | os.PathLike[str]) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield the name of each file, and its tokens, of shape (1, tokens), with those that the tokenizer adds to a text. Raise
+    ModelError if a file is no text in UTF-8, or the tokenizer cannot be used."""
+    with missing_packages_are_named():
+        import tokenizers
+    with errors_named(f"tokenizer {os.fspath(tokenizer)}", with_type=False):
+        encoder = tokenizers.Tokenizer.from_file(os.fspath(tokenizer))
+    for file in files:
+        with errors_of_file(file, "a text in UTF-8"):
+            text = file.read_text(encoding="utf-8")
+        with errors_named(str(file), with_type=False):
+            yield str(file), np.array([encoder.encode(text).ids], np.int64)

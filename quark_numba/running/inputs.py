@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from ..errors import ModelError
 from .sessions import Arrays, dtype_of
 
 
-@dataclass(frozen=True)
-class ModelInput:
+class ModelInput(NamedTuple):
     """An input of a model. `shape` is None if it is not known. A free dimension is anything but a positive integer."""
 
     name: str
@@ -29,11 +27,8 @@ class ModelInput:
             return f"is {dtype}; the model takes {self.type_name}"
         if self.shape is None:
             return ""
-        fits = len(shape) - dropped == len(self.shape) and all(
-            not is_fixed(wanted) or wanted == length for length, wanted in zip(shape[dropped:], self.shape, strict=True)
-        )
         expected = ", ".join("?" if wanted is None else str(wanted) for wanted in self.shape)
-        return "" if fits else f"has shape {shape}; the model takes [{expected}]"
+        return "" if fits(shape[dropped:], self.shape) else f"has shape {shape}; the model takes [{expected}]"
 
     @property
     def has_free_rows(self) -> bool:
@@ -43,6 +38,13 @@ class ModelInput:
 
 def is_fixed(dimension: int | str | None) -> TypeGuard[int]:
     return isinstance(dimension, int) and dimension > 0
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
+    """Return whether a shape has the same rank as a wanted one, and the same fixed dimensions."""
+    return len(shape) == len(wanted) and all(
+        not is_fixed(length) or length == size for size, length in zip(shape, wanted, strict=True)
+    )
 
 
 def inputs_of(session: Any) -> list[ModelInput]:

@@ -7,19 +7,22 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from ..checks import check_choices, check_functions, check_integers, check_names, check_paths, check_texts, refuse
-from ..compiling.threads import MOST_THREADS, number_of_processors
+from ..compiling.threads import MOST_THREADS, number_of_processors, on_one_thread
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..ort.providers import providers_of
 from .data import Batch, Batches
 from .saved import Saved, Total
-from .threads import in_order
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -247,3 +250,28 @@ class Runner:
             from .cluster import results_in_order
 
             yield from results_in_order(self._client, functools.partial(_outcomes_of, work), batches, self.functions)
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopped: threading.Event) -> Iterator[R]:
+    """Yield the result of `function` for each item, in the items' order. `function` runs on `threads` threads, and each call
+    runs its kernels on its thread alone. At most `threads` items are taken ahead. `stopped` is set if calls that have begun
+    need not finish: after an error, or if the consumer stops."""
+    iterator = iter(items)
+    if threads == 1:
+        for item in iterator:
+            yield on_one_thread(function, item)
+        return
+    pool = ThreadPoolExecutor(threads)
+    waiting: list[Future[R]] = []
+    try:
+        for item in iterator:
+            waiting.append(pool.submit(on_one_thread, function, item))
+            if len(waiting) > threads:
+                yield waiting.pop(0).result()
+        while waiting:
+            yield waiting.pop(0).result()
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

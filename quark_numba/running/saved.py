@@ -9,7 +9,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError, reason_of
+from ..errors import ModelError
 from ..models import files
 from ..texts import in_json
 from ..version import __version__
@@ -17,6 +17,9 @@ from .data import Batch
 
 # The time from one write of the file to the next.
 _SECONDS = 2.0
+
+# What the file is, for messages.
+_WHAT = "a file that keeps a run"
 
 
 @dataclass
@@ -42,16 +45,11 @@ class Saved:
         self._content = {"run": run}
         files.check_is_regular(path, "which is read and written")
         try:
-            with open(self.path, encoding="utf-8") as file:
+            with files.errors_of_file(path, _WHAT), open(path, encoding="utf-8") as file:
                 content = json.load(file)
-            theirs = content["run"]
-            different = [key for key in run if theirs.get(key) != run[key]]
+                different = [key for key in run if content["run"].get(key) != run[key]]
         except FileNotFoundError:
             return
-        except OSError as error:
-            raise ModelError(f"{self.path}: {reason_of(error)}") from None
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ModelError(f"{self.path}: not a file that keeps a run") from None
         if different:
             raise ModelError(f"{self.path}: from another run, with other {', '.join(different)}")
         self._content = content
@@ -61,11 +59,9 @@ class Saved:
         part = self._content.get(kind.__name__)
         if part is None:
             return Total()
-        try:
+        with files.errors_of_file(self.path, _WHAT):
             sums = None if part["sums"] is None else _decoded(kind, part["sums"])
             return Total(sums, int(part["done"]), {str(name): str(message) for name, message in part["failed"].items()})
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
     def add(self, kind: type[Any], total: Total) -> None:
         """Record a copy of the total for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C

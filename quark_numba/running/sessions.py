@@ -89,15 +89,11 @@ def session_of(
         in_memory = model_files.as_proto(model) if isinstance(model, ir.Model) else model
         model = rewrite_model(in_memory, operators=operators_for(others), has_other_providers=True).lazy_model
     content, folder = (model.proto, model.folder) if isinstance(model, model_files.Source) else (model, "")
+    nodes: Any = content.graph.all_nodes() if isinstance(content, ir.Model) else protos.nodes(content.graph, *content.functions)
+    has_own_operators = any(node.domain and node.domain in OPERATORS.domains for node in nodes)
     options: dict[str, Any] = {"threads": threads, "folder": folder, "providers": providers}
     with model_files.session_source(content) as source:
-        return create_session(source, name, has_own_operators=_has_own_operators(content), **options)
-
-
-def _has_own_operators(model: model_files.Model) -> bool:
-    """Return whether the model has nodes of the package's domains."""
-    nodes: Any = model.graph.all_nodes() if isinstance(model, ir.Model) else protos.nodes(model.graph, *model.functions)
-    return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
+        return create_session(source, name, has_own_operators=has_own_operators, **options)
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -123,8 +119,7 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
     """Return the outputs of a session, also of one with types that numpy lacks."""
     if any(output.type.startswith("tensor(") and dtype_of(output.type) is None for output in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
-    arrays: list[Any] = session.run(outputs, feeds)
-    return arrays
+    return session.run(outputs, feeds)
 
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, Builder, Operator, Parameter, Tensor, shape_text
+from ..declaration import Attribute, Operator, Parameter, Tensor, shape_text
 from ..element_types import FLOAT32
 from .calls import FAULTS, INPUTS, convert, rule
 from .granularity import shape_of
@@ -38,9 +38,6 @@ def operator(
                 raise ValueError(applied.message(fault, axis, [*map(shape_text, shapes)]))
         return [Tensor(FLOAT32, x)]
 
-    def standard_form(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> list[AnyOperand]:
-        return [write(op, operation, inputs, attributes)]
-
     return Operator(
         family="tables",
         domain=domain,
@@ -54,5 +51,5 @@ def operator(
         infer=infer,
         faults=FAULTS[operation],
         formats={format_name: None},
-        standard_form=standard_form,
+        standard_form=lambda op, inputs, attributes: [write(op, operation, inputs, attributes)],
     )

@@ -269,7 +269,7 @@ RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 
 
 COMMAND = ["-m", "quark_numba", "warmup"]
-ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile_type('int4', lambda **_: None)"]  # all take minutes
+ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile(['int4'], [], lambda **_: None)"]  # all take minutes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ def subparsers():
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     for command in cli._COMMANDS:
-        command.add_parser(commands)
+        command.add_options(commands.add_parser(command.__name__))
     return commands.choices
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...running.sessions import Arrays
 from ..measures.distributions import PlaceSums
@@ -43,8 +43,7 @@ class Measured(Sums):
     divergences: PlaceSums = field(default_factory=PlaceSums)
 
 
-@dataclass
-class RunValues:
+class RunValues(NamedTuple):
     """The values of a run: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
     quantized: dict[str, Any]
@@ -53,8 +52,7 @@ class RunValues:
     reference: Mapping[str, Any]
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """The input of an experiment's report: the totals, its own sums, the comparisons at its points, and the inputs of the
     first run."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,7 @@ from ...linear.calls import quantize_dequantize
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A format to try. `bits` is the size of an element, with its share of the block's exponent."""
 
     name: str

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
 from ..measures.sums import decibels, share
@@ -113,8 +113,7 @@ class WhatIf(Experiment):
         return {"trade_offs": trade_offs}
 
 
-@dataclass
-class Mix:
+class Mix(NamedTuple):
     """The format of each tensor at a point of the line."""
 
     bits: float

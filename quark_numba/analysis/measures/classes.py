@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from .sums import LARGEST, Sums
 _CHUNK = 1 << 18
 
 
-@dataclass(frozen=True)
-class Classes:
+class Classes(NamedTuple):
     """How outputs are read as classes: their class axis, the number of largest elements that count, the key of the labels in
     the data, the label whose places do not count, and whether the label of a place is that of the next token."""
 
@@ -29,8 +28,7 @@ class Classes:
     next_token: bool = False
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
     """Labels, and which of them count: integers and booleans of the same shape."""
 
     values: NDArray[Any]

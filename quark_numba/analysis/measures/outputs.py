@@ -112,14 +112,12 @@ def check_outputs(outputs: Sequence[str] | None) -> None:
             raise ValueError("outputs is empty; expected at least one name")
 
 
-def check_logits(logits: str | None, names: Sequence[str]) -> None:
-    """Raise ModelError if the output of logits is given, and is none of the outputs to compare."""
-    if logits is not None and logits not in names:
-        raise ModelError(f"logits: no output to compare is named {logits!r}; they are {', '.join(names)}")
-
-
-def check_chosen(outputs: Sequence[str] | None, names: Sequence[str]) -> None:
-    """Raise ModelError if the model has no output of one of these names."""
+def check_chosen(outputs: Sequence[str] | None, logits: str | None, names: Sequence[str]) -> None:
+    """Raise ModelError if the model, whose outputs are `names`, has not all of these outputs, or if the output of logits is
+    given, and is none of those to compare."""
     for name in outputs or ():
         if name not in names:
             raise ModelError(f"outputs: the model has no output named {name!r}; it has {', '.join(names)}")
+    compared = outputs or names
+    if logits is not None and logits not in compared:
+        raise ModelError(f"logits: no output to compare is named {logits!r}; they are {', '.join(compared)}")

@@ -21,15 +21,18 @@ class Sums:
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
         for each in fields(self):  # type: ignore[arg-type]
-            combine = each.metadata.get(_COMBINE, _added)
+            combine = each.metadata.get(_COMBINE, added)
             setattr(self, each.name, combine(getattr(self, each.name), getattr(other, each.name)))
 
 
-def _added(one: Any, two: Any) -> Any:
+def added(one: Any, two: Any) -> Any:
+    """Return the sum of two Sums, or of two values of their fields. The first one may change, or be None."""
+    if one is None:
+        return two
     if isinstance(one, dict):
-        return one | {key: _added(one[key], value) if key in one else value for key, value in two.items()}
+        return one | {key: added(one[key], value) if key in one else value for key, value in two.items()}
     if isinstance(one, list):
-        return [_added(*pair) for pair in zip(one, two, strict=True)]
+        return [added(*pair) for pair in zip(one, two, strict=True)]
     if hasattr(one, "add"):
         one.add(two)
         return one

@@ -140,8 +140,7 @@ def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
     numbers = block_format.block, block_format.sub_block, block_format.max_shift, block_format.drop, length, inner
     # An element that is beyond the last step by no more than half a step is rounded to it.
     highest = block_format.highest + 0.5 if form.is_whole else float(block_format.highest)
-    count: int = _kernel("saturated_in_blocks")(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
-    return count
+    return _kernel("saturated_in_blocks")(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
 
 
 def _flat(array: Array) -> Array:

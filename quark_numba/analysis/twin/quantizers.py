@@ -210,21 +210,17 @@ def _round_trip(
     def round_trip(x: Array) -> Array:
         return one_step(x) if x.dtype == np.float32 else two_steps(x)
 
-    return _unchecked(form, zero_point, saturate, round_trip) if form.is_per_tensor else round_trip
-
-
-def _unchecked(form: Linear, zero_point: Array, saturate: bool, checked: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return `checked` without its checks, for one scale. With small tensors the checks take longer than the kernel."""
+    if not form.is_per_tensor or form.element_type.bits < 8:
+        return round_trip
     key = select("quantize_dequantize", FLOAT32, FLOAT32, form.element_type, FLOAT32, saturate=saturate)
-    scale, zero = form.scale.astype(np.float32).reshape(-1), zero_point.astype(key.zero_point_dtype).reshape(-1)
-    if form.element_type.bits < 8:
-        return checked
+    parameters = scale.reshape(-1), zero_point.astype(key.zero_point_dtype).reshape(-1)
 
-    def apply(x: Array) -> Array:
+    def unchecked(x: Array) -> Array:
+        """Return the round trip without checks, which take longer than the kernel with small tensors."""
         if x.dtype != np.float32 or not x.flags.c_contiguous:
-            return checked(x)
+            return round_trip(x)
         y = np.empty(x.shape, np.float32)
-        TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
+        TABLE[key].serial(x.reshape(-1), *parameters, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
         return y
 
-    return apply
+    return unchecked
