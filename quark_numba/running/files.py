@@ -1,5 +1,5 @@
-"""Arrays in .npz and .npy files, as a whole or some rows at a time, the errors for arrays that a file lacks, and texts in files as
-tokens. Pickled arrays are never loaded."""
+"""Arrays in .npz and .npy files, as a whole or some rows at a time, the errors for arrays that a file lacks, and texts in files
+as tokens. Pickled arrays are never loaded."""
 
 from __future__ import annotations
 
