@@ -16,6 +16,7 @@ from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.records import new_record, words
 from ..compiling.text import function_of
+from ..compiling.vector_width import use_widest_vectors
 from .key import MAX_INPUTS, Program
 from .source import TILE, TILE_WORK, Writer, bind_names
 
@@ -311,6 +312,7 @@ def task_function(program: Program) -> Any:
         "convert_blocks": convert_blocks,
         "record_at": record_at,
         "TILE_WORK": TILE_WORK,
+        "use_widest_vectors": use_widest_vectors,
         **bind_names(program),
     }
     run_program = function_of(Writer(program).write(), __name__, __file__, names)
