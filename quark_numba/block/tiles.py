@@ -7,16 +7,12 @@ element with an anchor that is computed from them. The loops of the program also
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at
-from ..compiling.jit import unsigned
 from . import arithmetic
 from .arithmetic import find_least, is_ordinary
 from .formats import HALF_UPWARD
@@ -24,27 +20,16 @@ from .granularity import Format
 from .key import Key
 
 
-@functools.cache
-def prepare_function(block_format: Format) -> Any:
-    """Return the C function int64_t (int64_t largest, int64_t least, int64_t columns) of `prepare` for a format, or None if
-    the format has no functions for ordinary blocks."""
-    if not has_ordinary_functions(block_format):
-        return None
-    max_shift = np.uint32(block_format.max_shift if block_format.sub_block < block_format.block else 0)
-
-    def prepare(largest_address: int, least_address: int, columns: int) -> Any:
-        """Return whether any block is not ordinary. For each block, a 32-bit word at `largest_address` holds the largest
-        magnitude; the word is then set to 0. The result of `find_least` is written to `least_address`."""
-        size = unsigned(columns)
-        largest, least = array_at(largest_address, size, np.uint32), array_at(least_address, size, np.uint32)
-        has_extreme = np.uint32(0)
-        for i in range(size):
-            has_extreme = np.uint32(has_extreme | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
-            least[i] = find_least(largest[i], max_shift)
-            largest[i] = np.uint32(0)
-        return np.int64(has_extreme)
-
-    return jit.c_function(prepare, f"prepare_blocks_{max_shift}", types.int64(*[types.int64] * 3))
+@jit.inline
+def prepare(largest: Any, least: Any, columns: Any, max_shift: Any) -> Any:
+    """Return whether any block is not ordinary, as a number. `largest` has a 32-bit word for each block, its largest magnitude,
+    which is then set to 0. The result of `find_least` is written to `least`."""
+    has_extreme = np.uint32(0)
+    for i in range(columns):
+        has_extreme = np.uint32(has_extreme | (np.uint32(0) if is_ordinary(largest[i]) else np.uint32(1)))
+        least[i] = find_least(largest[i], max_shift)
+        largest[i] = np.uint32(0)
+    return np.int64(has_extreme)
 
 
 def ordinary_names(key: Key, block_format: Format) -> dict[str, Any]:
@@ -54,6 +39,7 @@ def ordinary_names(key: Key, block_format: Format) -> dict[str, Any]:
         "measure": arithmetic.magnitude_measure(key),
         "find_anchor": arithmetic.anchor_finder(key),
         "drop": np.int32(block_format.drop),
+        "max_shift": np.uint32(block_format.max_shift if block_format.sub_block < block_format.block else 0),
         "convert": arithmetic.ordinary_converters(key, is_symmetric=_is_symmetric(block_format))[block_format.rounding_mode],
         "bounds": (f32(block_format.lowest), f32(block_format.highest), f32(0)),
     }

@@ -57,8 +57,8 @@ TILE = 1 << 10
 
 # The record of a tile, for a program that rounds to block formats. Addresses and numbers:
 # - `inputs`, the address of an array of the addresses of the inputs' elements;
-# - `functions`, the address of an array of C functions, two for each step that rounds to a block format:
-#   `block.tiles.prepare`, and the task that converts any blocks;
+# - `functions`, the address of an array of C functions: for each step that rounds to a block format, the task that converts any
+#   blocks;
 # - `buffers`, the address of memory for the program's buffers;
 # - `rows`, the number of rows of the tile, a multiple of `group_size`; `filled_rows` and `filled_columns`, how many rows and
 #   columns have elements of y;
@@ -127,7 +127,7 @@ class Writer:
         a program are larger, so the caller allocates the buffers."""
         lines = [
             "tile = record_at(tile_address, TILE_WORK)",
-            f"functions = array_at(tile.functions, {2 * len(self.program.block_formats)}, np.int64)",
+            f"functions = array_at(tile.functions, {len(self.program.block_formats)}, np.int64)",
             *self._write_preamble("tile.inputs", "tile.buffers"),
             "start, m = np.int64(0), n",
             *self._make_arrays(),
@@ -140,6 +140,7 @@ class Writer:
         """Return the lines before all loops. `inputs` is an expression for the address of the inputs' addresses, `buffers`
         one for the address of the buffers."""
         return [
+            "use_widest_vectors()",
             f"addresses = array_at({inputs}, {len(self.program.inputs)}, np.int64)",
             *self._read_scalars(),
             *self.elements.prepare(),
@@ -178,7 +179,7 @@ class Writer:
         """Return the lines of a loop or a conversion."""
         if not isinstance(part, Conversion):
             return ["for i in range(unsigned(m)):", *indented([self.elements.write(action) for action in part])]
-        convert = f"functions[{2 * [*self.program.block_formats].index(part.step) + 1}]"
+        convert = f"functions[{[*self.program.block_formats].index(part.step)}]"
         return [f"convert_blocks(tile, {convert}, {part.x}.ctypes.data, {part.y}.ctypes.data, format{part.step})"]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape
-from ...block.tiles import prepare_function
 from ...compiling import jit
 from ...compiling.intrinsics import address_of, allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
@@ -38,7 +37,7 @@ STATE = context.state_dtype(
     "group_size",  # the rows of a tile are a multiple of it
     "axis",  # the axis that is cut into blocks
     "buffers_size",  # bytes of the program's buffers, if it has such steps
-    ("functions", np.int64, 2 * MAX_STEPS),  # for each of these steps: `prepare`, and the task that converts any blocks
+    ("functions", np.int64, MAX_STEPS),  # for each of these steps: the task that converts any blocks
     "lanes",  # channels in a block of the blocked layout; 0 if tensors are in ONNX's layout
     "channels",  # in that layout: the channels of y without padding; 0 if there is no padding
 )
@@ -94,11 +93,7 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     return {
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is `program`
         "program": TABLE[key].task,
-        "functions": tuple(
-            function
-            for block_key, block_format in formats
-            for function in (prepare_function(block_format), BLOCK_TABLE[block_key].task)
-        ),
+        "functions": tuple(BLOCK_TABLE[block_key].task for block_key, _ in formats),
         "widen": tuple(
             None if role == OPERAND else widen_function(x.element_type, dtype.type)
             for x, role, dtype in zip(key.inputs, key.roles, input_dtypes(key), strict=True)
