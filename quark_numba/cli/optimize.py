@@ -45,16 +45,17 @@ def add_parser(commands: Any) -> None:
 
 def _optimize(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
+    from ..rewriting.graph import Settings
 
+    settings = Settings(
+        keep_quantized_weights=options.keep_quantized_weights,
+        qdq=options.qdq,
+        operators=options.operators,
+        native_operators=not options.no_regions,
+        keep_initializers_as_inputs=not options.no_initializers_as_inputs,
+    )
     with progress(f"optimizing {options.model}"):
-        result = optimize.rewrite_model(
-            options.model,
-            keep_quantized_weights=options.keep_quantized_weights,
-            qdq=options.qdq,
-            operators=options.operators,
-            native_operators=not options.no_regions,
-            keep_initializers_as_inputs=not options.no_initializers_as_inputs,
-        )
+        result = optimize.rewrite_model(options.model, settings)
         result.check_operators()
         result.save(options.out)
     if _is_output(options.out):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -21,14 +21,12 @@ from ..declaration import Builder, Shape, Tensor
 from ..declaration.reasons import NotRewrittenError, faults_as_reasons, require, stays_if
 from ..element_types import FLOAT16, ElementType
 from .bounds import Bounds
-from .graph import Graph, copy_metadata
+from .graph import Graph, Operators, copy_metadata
 from .nodes import GraphOperand, Node
 from .nodes_for_onnx_runtime import is_run_by_onnx_runtime
 from .signs_of_zeros import signs_of_zeros_are_lost
 
-# The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
-# and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.
-Operators = Literal["custom", "cuda", "standard", "webgpu"]
+# What may be asked for, and what of this means only ONNX operators.
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 ONNX_ONLY: tuple[Operators, ...] = ("standard", "webgpu")
 

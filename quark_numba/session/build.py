@@ -25,7 +25,7 @@ from ..models.temporary import recover, temporary_folder
 from ..ort import TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
 from ..rewriting.onnx_runtime import RELEASE
-from ..rewriting.optimize import RewrittenModel
+from ..rewriting.optimize import RewrittenModel, rewrite_model
 from . import initializers
 from .artifact import Artifact
 from .blocked.counterparts import REGION
@@ -187,11 +187,14 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
     plan = make_plan(request, source)
     with ExitStack() as files:
         with _helpers_in_context(request, plan, source) as helpers:
-            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.proto, Counter(), Counter())
+            if plan.settings:
+                rewritten = rewrite_model(source, plan.settings)
+            else:
+                rewritten = RewrittenModel(source, source.proto, Counter(), Counter())
             if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
                 source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
-            if not plan.rewrite:
+            if not plan.settings:
                 rewritten.lazy_model = source.whole()
             model = _to_proto(rewritten, plan, folder, files)
             source.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import onnx
@@ -11,7 +9,8 @@ import onnxruntime
 
 from ..models import model_files, protos
 from ..ort import DISABLE_QUANT_QDQ, config_entry
-from ..rewriting.optimize import RewrittenModel, begins_rewriting, rewrite_model
+from ..rewriting.graph import Settings
+from ..rewriting.optimize import begins_rewriting
 from .blocked.layout import has_regions
 from .request import SessionRequest
 
@@ -19,12 +18,12 @@ from .request import SessionRequest
 class PreparationPlan(NamedTuple):
     """The steps that prepare a model.
 
-    - `rewrite`: ``rewrite_model`` with the arguments for this model, or None if there is nothing to rewrite.
+    - `settings`: those of ``rewrite_model`` for this model, or None if there is nothing to rewrite.
     - `uses_blocks`: whether the model's regions are to be in the blocked layout.
     - `compiles_ahead`: whether other processes compile the kernels while the model is rewritten.
     - `in_one_file`: whether the model and its tensors have to be in one file."""
 
-    rewrite: Callable[[model_files.Source], RewrittenModel] | None
+    settings: Settings | None
     uses_blocks: bool
     compiles_ahead: bool
     in_one_file: bool
@@ -36,8 +35,7 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
     is_custom, has_other_providers = written == "custom", bool(request.other_providers)
     levels = onnxruntime.GraphOptimizationLevel
     is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
-    rewrite = functools.partial(
-        rewrite_model,
+    settings = Settings(
         qdq="float" if request.takes_all_qdq else request.qdq,
         operators=written,
         keep_quantized_weights=request.keep_quantized_weights,
@@ -52,7 +50,7 @@ def make_plan(request: SessionRequest, source: model_files.Source) -> Preparatio
     # A large model that does not run from its own file is written to another one, as every rewritten large model is.
     needs_rewriting |= source.is_large and (source.path is None or has_regions(source.proto))
     return PreparationPlan(
-        rewrite if needs_rewriting else None,
+        settings if needs_rewriting else None,
         uses_blocks=request.blocked_layout and is_native and is_custom and not replaced.names,
         compiles_ahead=is_native and is_custom,
         in_one_file=replaced.from_memory,  # ONNX Runtime would look for other files in memory
