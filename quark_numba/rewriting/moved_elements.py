@@ -237,16 +237,6 @@ def _pad(move: _Move) -> _Axes:
     return [move.axis] if has_zeros and min(pads) >= 0 and is_whole else None
 
 
-def _negative(move: _Move) -> _Axes:
-    """Neg: the format has the negative of each of its values, and in a block all magnitudes stay."""
-    return [move.place.axis] if move.form.has_negatives else None
-
-
-def _magnitude(move: _Move) -> _Axes:
-    """Abs: the format has the magnitude of each of its values, and in a block all magnitudes stay."""
-    return [move.place.axis] if move.form.has_magnitudes else None
-
-
 # Rules for formats without blocks. In a block, another value of the block may need a larger step.
 
 
@@ -276,11 +266,6 @@ def _scatter(move: _Move) -> _Axes:
     return [None, None] if move.is_anywhere and move.node.attributes.get_string("reduction", "none") == "none" else None
 
 
-def _zeros(move: _Move) -> _Axes:
-    """ThresholdedRelu and Trilu: some elements become 0, which is a value of each format."""
-    return [move.place.axis]
-
-
 def _max_pool(move: _Move) -> _Axes:
     """MaxPool: an element of y is one of its channel. ONNX Runtime gives the lowest float32 for a window that has only NaN,
     -Inf or pads. Pads are less than the window, so without dilations each window has an element of x, unless x has none."""
@@ -293,12 +278,13 @@ def _max_pool(move: _Move) -> _Axes:
 
 _Rule = Callable[[_Move], _Axes]
 _RULES: dict[str, _Rule] = {
-    "Abs": _magnitude,
+    # The format has the magnitude, or the negative, of each of its values, and in a block all magnitudes stay.
+    "Abs": lambda move: [move.place.axis] if move.form.has_magnitudes else None,
     "Concat": _concat,
     "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,
-    "Neg": _negative,
+    "Neg": lambda move: [move.place.axis] if move.form.has_negatives else None,
     "Pad": _pad,
     "Reshape": _reshape,
     "Resize": _resize,
@@ -317,8 +303,8 @@ _RULES_OF_ELEMENTS: dict[str, _Rule] = {
     "Min": _choice,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
-    "ThresholdedRelu": _zeros,
-    "Trilu": _zeros,
+    # Some elements become 0, which is a value of each format.
+    **dict.fromkeys(("ThresholdedRelu", "Trilu"), lambda move: [move.place.axis]),
     "Where": _choice,
 }
 

@@ -99,12 +99,6 @@ _DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slic
 _MAX_NODES = 16
 
 
-def _is_beside_product(node: ir.Node) -> bool:
-    """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be
-    dropped."""
-    return _is_beside(_PRODUCTS, [(other, step) for step in (ir.Node.successors, _producers) for other in step(node)])
-
-
 def _is_beside(op_types: Collection[str], waiting: list[tuple[ir.Node, Callable[[ir.Node], Sequence[ir.Node]]]]) -> bool:
     """Return whether a node has one of these types: one of those that are given, or one that is reached from them through nodes
     that may be dropped, with the steps that are given. Return True if there are too many nodes to look at."""
@@ -214,7 +208,10 @@ class NodeWriter(Builder[GraphOperand]):
 
     @functools.cached_property
     def is_beside_product(self) -> bool:
-        return _is_beside_product(self._node.ir_node)
+        """Return whether a MatMul computes the node's first input or uses its output, directly or through nodes that may be
+        dropped."""
+        node = self._node.ir_node
+        return _is_beside(_PRODUCTS, [(other, step) for step in (ir.Node.successors, _producers) for other in step(node)])
 
     @functools.cached_property
     def signs_of_zeros_matter(self) -> bool:

@@ -185,8 +185,11 @@ class _Model(NamedTuple):
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
     plan = make_plan(request, source)
+    own_helpers: AbstractContextManager[Helpers | None] = nullcontext(request.helpers)
+    if plan.compiles_ahead and not request.helpers:
+        own_helpers = ahead.helpers(source.proto)
     with ExitStack() as files:
-        with _helpers_in_context(request, plan, source) as helpers:
+        with own_helpers as helpers:
             if plan.settings:
                 rewritten = rewrite_model(source, plan.settings)
             else:
@@ -217,15 +220,6 @@ def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
         with errors_ignored():  # `create_artifact` raises them
             return ahead.helpers(load(request.model))
     return nullcontext()
-
-
-def _helpers_in_context(
-    request: SessionRequest, plan: PreparationPlan, source: model_files.Source
-) -> AbstractContextManager[Helpers | None]:
-    """Return a context with the helpers of a session: those of the request, or else new ones."""
-    if request.helpers or not plan.compiles_ahead:
-        return nullcontext(request.helpers)
-    return ahead.helpers(source.proto)
 
 
 def _to_proto(

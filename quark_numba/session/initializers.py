@@ -79,18 +79,14 @@ def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.Session
         return frozenset(tensors)
     names: set[str] = set()
     while error:
-        missing = _find_missing(error, tensors.keys() - names)
+        # The message ends with the name of the missing initializer and a period. Names may have spaces: the longest is meant.
+        named = (name for name in tensors.keys() - names if str(error).endswith(f" {name}."))
+        missing = max(named, key=len, default=None)
         if missing is None:
             raise error
         names.add(missing)
         error = error_with(names)
     return frozenset(names)
-
-
-def _find_missing(error: Exception, names: Iterable[str]) -> str | None:
-    """Return the initializer that ONNX Runtime misses in a probe, or None if the error has another cause. The message ends with
-    the initializer's name and a period. Names may have spaces, so the longest match is the name."""
-    return max((name for name in names if str(error).endswith(f" {name}.")), key=len, default=None)
 
 
 def _find_from_memory(
