@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import reprlib
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from ..compiling.user_folder import without_links
 from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
+from ..ort.cached_nodes import added_operators
 from ..version import __version__
 
 # The prefix of names, which distinguishes them from names of other programs, and the number of hexadecimal digits after it.
@@ -55,7 +55,7 @@ def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Map
         "options": facts,
         "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(version_of, _DISTRIBUTIONS)],
         "package": digest_of_package() or __version__,
-        "operators": _list_added_operators(),
+        "operators": added_operators(),
         "processor": [platform.machine(), *host],
     }
     return _make_name(json.dumps(parts, sort_keys=True))
@@ -63,12 +63,6 @@ def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Map
 
 def _make_name(text: str) -> str:
     return PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
-
-
-def _list_added_operators() -> list[tuple[str, int]]:
-    """Return the operators that were added from outside the package, or none if the catalog is not loaded."""
-    catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
-    return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:

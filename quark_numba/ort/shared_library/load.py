@@ -108,10 +108,14 @@ def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machin
     """Load a file that stays and serves all processes of this user. The argument and the address are set in the memory of this
     process."""
     content = pe.shared_library(symbol, machine)
-    path = str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
+    path = _kept_file(content)
     words = (ctypes.c_uint64 * 2).in_dll(_loaded_kept_file(path, content, symbol, pe.code(machine)), pe.WORDS)
     words[:] = [argument, address]
     return path
+
+
+def _kept_file(content: bytes) -> str:
+    return str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
 
 
 def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ctypes.CDLL:
