@@ -315,6 +315,12 @@ def begins_rewriting(node: onnx.NodeProto) -> bool:
     return casts.is_to_16_bits(node) or channels_last.is_channels_last(node.domain, node.op_type)
 
 
+def has_nodes_to_rewrite(model: onnx.ModelProto) -> bool:
+    """Return whether `optimize` may rewrite a node: whether a pass begins with a node of the model, of its subgraphs or of its
+    functions. Return True also for a model without a graph, because `optimize` refuses it."""
+    return not model.HasField("graph") or any(map(begins_rewriting, protos.nodes(model.graph, *model.functions)))
+
+
 def _check_acyclic(graph: ir.Graph) -> None:
     """Raise ModelError if a node depends on its own result, directly or in its subgraphs. The passes follow values from node to
     node."""

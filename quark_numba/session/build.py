@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 from ..compiling.helpers import Helpers
 from ..dialects import refused
@@ -22,8 +23,9 @@ from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
-from ..ort import TENSORS_FOLDER, ahead, config_entry
+from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
+from ..rewriting.graph import Settings
 from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import RewrittenModel, rewrite_model
 from . import initializers
@@ -31,7 +33,6 @@ from .artifact import Artifact
 from .blocked.counterparts import REGION
 from .blocked.layout import has_regions, lay_out
 from .model_cache import ModelCache, small
-from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -184,34 +185,58 @@ class _Model(NamedTuple):
 
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
-    plan = make_plan(request, source)
+    settings, in_one_file = _settings(request, source), request.replacements.from_memory
+    is_custom = request.is_native and request.written_operators == "custom"
+    uses_blocks = is_custom and request.blocked_layout and not request.replacements.names
     own_helpers: AbstractContextManager[Helpers | None] = nullcontext(request.helpers)
-    if plan.compiles_ahead and not request.helpers:
+    if is_custom and not request.helpers:
         own_helpers = ahead.helpers(source.proto)
     with ExitStack() as files:
         with own_helpers as helpers:
-            if plan.settings:
-                rewritten = rewrite_model(source, plan.settings)
+            if settings:
+                rewritten = rewrite_model(source, settings)
             else:
                 rewritten = RewrittenModel(source, source.proto, Counter(), Counter())
-            if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
+            if not rewritten.done and source.path and not (uses_blocks and has_regions(rewritten.lazy_model)):
                 source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
-            if not plan.settings:
+            if not settings:
                 rewritten.lazy_model = source.whole()
-            model = _to_proto(rewritten, plan, folder, files)
+            model = _to_proto(rewritten, in_one_file, folder, files)
             source.check()
             source.forget()
             del rewritten
-            if plan.uses_blocks:  # which may need fewer regions
+            if uses_blocks:  # which may need fewer regions
                 model = _lay_out_in_blocks(model, request)
             if helpers:
                 ahead.finish(helpers, model.proto)
-        if plan.in_one_file:
+        if in_one_file:  # ONNX Runtime would look for other files in memory
             content: bytes | str = model_files.in_one_file(model.proto)
         else:
             content = model.path or files.enter_context(model_files.session_source(model.proto, folder))
         return Artifact(content, files.pop_all(), model.blocked_regions, model.left, model.why_not_kept)
+
+
+def _settings(request: SessionRequest, source: model_files.Source) -> Settings | None:
+    """Return the settings with which the model of a request is rewritten, or None if there is nothing to rewrite."""
+    written, has_other_providers = request.written_operators, bool(request.other_providers)
+    needs_rewriting = written != "custom" or has_other_providers or optimize.has_nodes_to_rewrite(source.proto)
+    # A large model that does not run from its own file is written to another one, as every rewritten large model is.
+    if not needs_rewriting and not (source.is_large and (source.path is None or has_regions(source.proto))):
+        return None
+    levels = onnxruntime.GraphOptimizationLevel
+    is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
+    return Settings(
+        qdq="float" if request.takes_all_qdq else request.qdq,
+        operators=written,
+        keep_quantized_weights=request.keep_quantized_weights,
+        native_operators=request.is_native,
+        keep_initializers_as_inputs=request.keep_initializers_as_inputs,
+        replaced=request.replacements.names,
+        # A user who turns off ONNX Runtime's integer operators does not want ours either.
+        integers="nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
+        has_other_providers=has_other_providers,
+    )
 
 
 def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
@@ -222,13 +247,11 @@ def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
     return nullcontext()
 
 
-def _to_proto(
-    rewritten: RewrittenModel, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
-) -> _Model:
+def _to_proto(rewritten: RewrittenModel, in_one_file: bool, folder: str | os.PathLike[str] | None, files: ExitStack) -> _Model:
     """Return a model with its tensors read and computed. A large model is written to a temporary folder in `folder`, which
     exists until `files` is closed."""
     model, path = rewritten.lazy_model, None
-    if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
+    if isinstance(model, ir.Model) and model_files.is_large(model) and not in_one_file:
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
         proto = model_files.write_apart(model, path)
     else:

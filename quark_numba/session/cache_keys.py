@@ -87,11 +87,17 @@ def _find_digest(folder: Path, path: str, others: list[str]) -> str:
     if all(abs(now - changed) > _RACY_NS for changed in before[2:]):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            with temporary_folder(folder) as place:
-                written = Path(place, record.name)
-                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest, "files": others}))
-                written.replace(record)
+            write(folder, record, {"path": path, "state": before, "sha256": digest, "files": others})
     return digest
+
+
+def write(folder: Path, path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file in the folder of a cache atomically, in JSON. Only this user may change the file."""
+    with temporary_folder(folder) as place:
+        written = Path(place, path.name)
+        written.write_text(json.dumps(content))
+        written.chmod(0o644)
+        written.replace(path)
 
 
 def _read_record(record: Path) -> dict[str, Any]:
