@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -45,6 +45,9 @@ _COMPUTED = (
 
 # The warning if nodes remain custom operators in a session with other execution providers than the CPU provider.
 _ON_THE_CPU = "these nodes run on the CPU provider, as they cannot be written in ONNX's standard operators: %s"
+
+# How the reasons begin for which regions are not in the blocked layout.
+_NOT_IN_BLOCKS = "not in the blocked layout"
 
 # An operator that names files beside the model. ONNX Runtime finds these files only from the path of the model.
 _WITH_FILES = ("com.microsoft", "EPContext")
@@ -172,17 +175,6 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
     return artifact
 
 
-class _Model(NamedTuple):
-    """A rewritten model as a ModelProto, and the facts about it for an `Artifact`. A large model is in the file `path`, and its
-    tensors are in a second file in the same folder."""
-
-    proto: onnx.ModelProto
-    path: str | None
-    left: Counter[tuple[str, str]]
-    why_not_kept: str
-    blocked_regions: int = 0
-
-
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
     settings, in_one_file = _settings(request, source), request.replacements.from_memory
@@ -202,19 +194,25 @@ def _build(request: SessionRequest, source: model_files.Source, folder: str | os
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
             if not settings:
                 rewritten.lazy_model = source.whole()
-            model = _to_proto(rewritten, in_one_file, folder, files)
+            left, why_not_kept, blocked_regions = rewritten.left, rewritten.write_error, 0
+            proto, path = _to_proto(rewritten.lazy_model, in_one_file, folder, files)
             source.check()
             source.forget()
             del rewritten
             if uses_blocks:  # which may need fewer regions
-                model = _lay_out_in_blocks(model, request)
+                made = lay_out(proto, request, path)
+                left = left + Counter({(REGION.full_name, f"{_NOT_IN_BLOCKS}: {why}"): n for why, n in made.left_out.items()})
+                # A model that was built without ONNX Runtime's own optimized model is slower, and must not be cached.
+                why_not_kept, blocked_regions = why_not_kept or made.write_error, made.in_layout
+                if made.model:
+                    proto, path = made.model, path and _exchange(path, made.model)
             if helpers:
-                ahead.finish(helpers, model.proto)
+                ahead.finish(helpers, proto)
         if in_one_file:  # ONNX Runtime would look for other files in memory
-            content: bytes | str = model_files.in_one_file(model.proto)
+            content: bytes | str = model_files.in_one_file(proto)
         else:
-            content = model.path or files.enter_context(model_files.session_source(model.proto, folder))
-        return Artifact(content, files.pop_all(), model.blocked_regions, model.left, model.why_not_kept)
+            content = path or files.enter_context(model_files.session_source(proto, folder))
+        return Artifact(content, files.pop_all(), blocked_regions, left, why_not_kept)
 
 
 def _settings(request: SessionRequest, source: model_files.Source) -> Settings | None:
@@ -247,26 +245,15 @@ def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
     return nullcontext()
 
 
-def _to_proto(rewritten: RewrittenModel, in_one_file: bool, folder: str | os.PathLike[str] | None, files: ExitStack) -> _Model:
+def _to_proto(
+    model: model_files.Model, in_one_file: bool, folder: str | os.PathLike[str] | None, files: ExitStack
+) -> tuple[onnx.ModelProto, str | None]:
     """Return a model with its tensors read and computed. A large model is written to a temporary folder in `folder`, which
-    exists until `files` is closed."""
-    model, path = rewritten.lazy_model, None
+    exists until `files` is closed: to the returned path, and its tensors to a second file."""
     if isinstance(model, ir.Model) and model_files.is_large(model) and not in_one_file:
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
-        proto = model_files.write_apart(model, path)
-    else:
-        proto = model_files.as_proto(model)
-    # A model that was built without ONNX Runtime's own optimized model is slower, and must not be cached.
-    return _Model(proto, path, rewritten.left, why_not_kept=rewritten.write_error)
-
-
-def _lay_out_in_blocks(model: _Model, request: SessionRequest) -> _Model:
-    """Return the model with its regions in the blocked layout, where that is possible."""
-    made = lay_out(model.proto, request, model.path)
-    left = Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in made.left_out.items()})
-    path = _exchange(model.path, made.model) if model.path and made.model else model.path
-    why_not_kept = model.why_not_kept or made.write_error
-    return _Model(made.model or model.proto, path, model.left + left, why_not_kept, made.in_layout)
+        return model_files.write_apart(model, path), path
+    return model_files.as_proto(model), None
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:
