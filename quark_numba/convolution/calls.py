@@ -13,19 +13,13 @@ from numpy.typing import NDArray
 from .granularity import FAULTS, FAULTS_OF_TABLE, Window, fault_of, fault_of_table
 
 
-def window_of(attributes: Mapping[str, Any]) -> Window:
+def check_attributes(attributes: Mapping[str, Any]) -> Window:
     """Return the Window of a node. Raise ValueError if an attribute is invalid."""
     expected = {"kernel_shape": (2, 1), "strides": (2, 1), "dilations": (2, 1), "pads": (4, 0)}
     for name, (count, least) in expected.items():
         values = attributes[name]
         if len(values) != count or min(values) < least or max(values) >= 1 << 31:
             raise ValueError(f"{name} is {[*values]}; expected {count} numbers, {least} or more")
-    return Window(*(tuple(attributes[name]) for name in expected))
-
-
-def check_attributes(attributes: Mapping[str, Any]) -> Window:
-    """Return the Window of a node. Raise ValueError if an attribute is invalid."""
-    window = window_of(attributes)
     for of in ("x", "y"):
         scale, zero_point = attributes.get(f"{of}_scale", 1.0), attributes.get(f"{of}_zero_point", 0)
         if not 2.0**-100 <= scale <= 2.0**100 or math.frexp(scale)[0] != 0.5:
@@ -34,7 +28,7 @@ def check_attributes(attributes: Mapping[str, Any]) -> Window:
             raise ValueError(f"{of}_zero_point is {zero_point}; expected 0..255")
     if attributes["group"] < 1:
         raise ValueError(f"group is {attributes['group']}; expected 1 or more")
-    return window
+    return Window(*(tuple(attributes[name]) for name in expected))
 
 
 def check_shapes(window: Window, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:

@@ -38,10 +38,7 @@ def converter(key: Key) -> Any:
 # Rounding. sign(v) * f(abs(v)) is written out, because its result may be -0.
 
 
-@inline
-def _sign(v: Any) -> Any:
-    return _f32(1) if v > _f32(0) else _f32(-1) if v < _f32(0) else v if v != v else _f32(0)
-
+_sign = inline(lambda v: _f32(1) if v > _f32(0) else _f32(-1) if v < _f32(0) else v if v != v else _f32(0))
 
 _ROUNDED: dict[str, Any] = {
     "ROUND": inline(lambda v: np.rint(v)),
@@ -70,9 +67,7 @@ def _power(exponent: Any) -> Any:
     return np.int64((np.int64(exponent) + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
-@inline
-def _whole(number: Any, least: int, most: int) -> Any:
-    return least <= number <= most and number == np.floor(number)
+_whole = inline(lambda number, least, most: least <= number <= most and number == np.floor(number))
 
 
 @inline
