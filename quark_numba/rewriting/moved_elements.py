@@ -166,27 +166,23 @@ def _reshape(move: _Move) -> _Axes:
     it has whole blocks in both."""
     length, inner = move.y_shape[move.axis], move.y_shape[move.axis + 1 :]
     for axis, x_length in enumerate(move.x_shape):
-        is_same = _is_known(x_length) and x_length == length
+        is_same = x_length is not None and x_length == length
         if _have_same_size(move.x_shape[axis + 1 :], inner) and (is_same or all(map(move.is_whole, (x_length, length)))):
             return [axis]
     return None
 
 
 def _have_same_size(one: Shape, other: Shape) -> bool:
-    if one == other and all(map(_is_known, one)):
+    if one == other and None not in one:
         return True
     return all(isinstance(length, int) for length in (*one, *other)) and math.prod(one) == math.prod(other)  # type: ignore[arg-type]
-
-
-def _is_known(length: Any) -> bool:
-    return length is not None
 
 
 def _expand(move: _Move) -> _Axes:
     """Expand: not along the axis of the blocks."""
     axis = move.axis - len(move.y_shape) + len(move.x_shape)
     length = move.x_shape[axis] if axis >= 0 else None
-    return [axis] if _is_known(length) and length == move.y_shape[move.axis] else None
+    return [axis] if length is not None and length == move.y_shape[move.axis] else None
 
 
 def _resize(move: _Move) -> _Axes:
@@ -254,7 +250,7 @@ def _choice(move: _Move) -> _Axes:
         axis = move.axis - len(move.y_shape) + len(shape or ())
         if shape is None or axis < 0 or shape[axis] == 1:
             axes.append(None)
-        elif _is_known(shape[axis]) and shape[axis] == move.y_shape[move.axis]:
+        elif shape[axis] is not None and shape[axis] == move.y_shape[move.axis]:
             axes.append(axis)
         else:
             return None

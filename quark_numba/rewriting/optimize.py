@@ -38,9 +38,6 @@ from . import renamed_operators as renamed_operators
 from .graph import DEFAULTS, Graph, Operators, Settings
 from .integers import groups as integer_groups
 
-# How the names of ONNX's own operators begin.
-_ONNX = "ai.onnx::"
-
 # The passes, in the order in which they run. Each pass visits all nodes of a model. For each unchanged node, the pass records
 # the reason.
 PASSES = (
@@ -299,7 +296,7 @@ def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operato
         f"{counted(number, 'node', 'nodes')} {name}: {why}"
         for (name, why), number in left.items()
         if (operator := OPERATORS.find(*name.split("::")))
-        and not name.startswith(_ONNX)
+        and not name.startswith("ai.onnx::")
         and not (operators == "cuda" and operator.runs_on_gpus)
         and why != constants.INPUT
     )

@@ -91,9 +91,8 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     graph.remove(node, WRITTEN)
 
 
-# Operators of ONNX and ONNX Runtime that multiply matrices, Cast, those that may be dropped from between two nodes, and how
+# Operators of ONNX and ONNX Runtime that multiply matrices, those that may be dropped from between two nodes, and how
 # many nodes are looked at.
-_CASTS = ("Cast",)
 _PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
 _DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 _MAX_NODES = 16
@@ -200,7 +199,7 @@ class NodeWriter(Builder[GraphOperand]):
             return False  # ONNX Runtime joins no Casts of these types
         if producer is None or producer.op_type != "Cast" or producer not in self.written:
             return False
-        return _is_beside(_CASTS, [(user, ir.Node.successors) for user in users])
+        return _is_beside(("Cast",), [(user, ir.Node.successors) for user in users])
 
     def _is_written_later(self, user: ir.Node) -> bool:
         """Return whether a user of a value is a node of the package that is written in a form too, or takes float16 itself."""
