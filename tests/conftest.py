@@ -30,7 +30,7 @@ class _Process(cache._Process):
     warns_on_next_compile = property(lambda self: False, lambda self, warns: None)
 
 
-cache._process = _Process()
+cache.process = _Process()
 
 # Rewrite the assertions of shared modules too, so that failures show the compared values.
 pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")

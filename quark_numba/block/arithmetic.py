@@ -429,19 +429,6 @@ def _whole(nearest: Any) -> Any:
 
 
 @inline
-def _half_to_even(quotient: Any) -> Any:
-    return np.rint(quotient)
-
-
-@inline
-def _half_away_from_zero(quotient: Any) -> Any:
-    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2. It differs from
-    1/2 by half a unit in the last place of the float32 just below 1. If the fraction is 1/2 or more, the sum is rounded to at
-    least the next whole number. If the fraction is smaller, the sum stays below the next whole number."""
-    return np.copysign(np.floor(np.float32(abs(quotient) + _LESS_THAN_HALF)), quotient)
-
-
-@inline
 def _half_upward(quotient: Any) -> Any:
     """Return the nearest whole number, ties upward. The difference between the quotient and its value rounded half to even is
     exact."""
@@ -449,5 +436,12 @@ def _half_upward(quotient: Any) -> Any:
     return np.float32(number + np.float32(1)) if np.float32(quotient - number) == np.float32(0.5) else number
 
 
+# By rounding mode: the function float32 -> the nearest whole number. For ties away from zero, the addend is the float32 just
+# below 1/2. It differs from 1/2 by half a unit in the last place of the float32 just below 1. If the fraction is 1/2 or more,
+# the sum is rounded to at least the next whole number. If the fraction is smaller, the sum stays below the next whole number.
 _LESS_THAN_HALF = np.nextafter(np.float32(0.5), np.float32(0))
-_NEAREST = {HALF_TO_EVEN: _half_to_even, HALF_AWAY_FROM_ZERO: _half_away_from_zero, HALF_UPWARD: _half_upward}
+_NEAREST = {
+    HALF_TO_EVEN: inline(lambda quotient: np.rint(quotient)),
+    HALF_AWAY_FROM_ZERO: inline(lambda q: np.copysign(np.floor(np.float32(abs(q) + _LESS_THAN_HALF)), q)),
+    HALF_UPWARD: _half_upward,
+}

@@ -125,14 +125,8 @@ def bfp_dequantize(
 
 
 @np.errstate(all="ignore")
-def _bfp_values(
-    axis: int,
-    block_format: Format,
-    dtype: np.dtype[Any],
-    mantissas: NDArray[Any],
-    exponents: NDArray[Any],
-    shifts: NDArray[Any],
-) -> NDArray[Any]:
+def _bfp_values(axis: int, block_format: Format, dtype: np.dtype[Any], *blocks: NDArray[Any]) -> NDArray[Any]:
+    mantissas, exponents, shifts = blocks
     steps = _step_exponents(exponents, shifts, axis, block_format, mantissas.shape)
     magnitudes = (mantissas & (2 ** (block_format.drop + 1) - 1)).astype(np.float64)
     values = np.ldexp(np.where(mantissas >> (block_format.drop + 1) & 1, -magnitudes, magnitudes), steps)

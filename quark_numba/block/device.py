@@ -147,7 +147,7 @@ def kernel(key: Key, block_format: Format) -> DeviceKernel:
     sub_block = block_format.sub_block if key.is_microexponent else block_format.block
     x_dtype, y_dtype, has_scales, has_codes = key.x.storage.type, key.y.storage.type, key.has_scales, key.has_codes
     convert_any = _any_block(functions, converters[mode], put, sub_block < block_format.block)
-    whole_rows, convert_whole = 0, jit.inline(_no_block)
+    whole_rows, convert_whole = 0, jit.inline(lambda x, y, start, inner, is_vector, format_of: np.uint32(0))
     if block_format.block <= MAX_IN_REGISTERS and block_format.block % count == 0:
         whole_rows = block_format.block
         convert_elements = _in_registers(functions, converters[mode], whole_rows, sub_block)
@@ -191,7 +191,3 @@ def kernel(key: Key, block_format: Format) -> DeviceKernel:
         return 0
 
     return DeviceKernel(__name__, blocks, f"{key.name}_{block_format.block}_{sub_block}_{mode}", WORK, 1)
-
-
-def _no_block(x: Any, y: Any, start: Any, inner: Any, is_vector: Any, format_of: Any) -> Any:
-    return np.uint32(0)

@@ -335,17 +335,14 @@ def _cut_in_run(
     shape, new = op.shape(x), len(parts)
     axes = range(axis + 1, axis + 1 + new) if axis >= 0 else range(axis + 1 - new, axis + 1)
     apart = op.unsqueeze(padded, *axes)
-    before: Given
-    after: Given
-    target: Given
     if shape is None:
         dims = op("Shape", apart)
-        before = op.slice(dims, 0, axis if axis >= 0 else axis - new) if axis else int64s()
-        after = op.slice(dims, axis + 1 + new if axis >= 0 else axis + 1) if axis != -1 else int64s()
+        before: Given = op.slice(dims, 0, axis if axis >= 0 else axis - new) if axis else int64s()
+        after: Given = op.slice(dims, axis + 1 + new if axis >= 0 else axis + 1) if axis != -1 else int64s()
     else:
         before, after = int64s(*[0] * axis), int64s(*[0] * (len(shape) - 1 - axis))
     if count is None:
-        target = op.concat(before, op("Div", op.length(padded, axis), int64s(block)), int64s(*parts), after)
+        target: Given = op.concat(before, op("Div", op.length(padded, axis), int64s(block)), int64s(*parts), after)
     elif shape is None:
         target = op.concat(before, int64s(count, *parts), after)
     else:
@@ -371,10 +368,8 @@ def _padded(op: Builder[AnyOperand], x: AnyOperand, axis: int, block: int) -> An
     shape = op.shape(x)
     if shape is None:
         dims, missing = op("Shape", x), _missing(op, x, axis, block)
-        before: Given
-        after: Given
-        before = op.slice(dims, 0, axis) if axis else int64s()
-        after = op.slice(dims, axis + 1) if axis != -1 else int64s()
+        before: Given = op.slice(dims, 0, axis) if axis else int64s()
+        after: Given = op.slice(dims, axis + 1) if axis != -1 else int64s()
         return op("Concat", x, op("Expand", 0.0, op.concat(before, missing, after)), axis=axis)
     length, in_front, behind = shape[axis], [0] * (len(shape) + axis), [0] * (len(shape) - axis - 1)
     if length is not None:

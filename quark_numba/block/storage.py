@@ -174,23 +174,18 @@ def _values(
     axis, block_size = axis_of(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
     check_blocks("scales", scales, "codes", codes, axis, block_size)
 
-    function = functools.partial(_dequantize_chunk, element, tensor_scale, axis, block_size, y.name)
+    options = {"axis": axis, "block_size": block_size if codes.ndim else 0, "output_dtype": y.name}
+    function = functools.partial(_dequantize_chunk, element, tensor_scale, options)
     cuts = [Cut(scales, tuple(range(codes.ndim)), block_size)]
     (values,) = map_chunks(function, codes, [Result(y.dtype)], cuts, axis=axis, block=block_size, name="codes")
     return values
 
 
 def _dequantize_chunk(
-    element: ElementType,
-    tensor_scale: np.float32 | None,
-    axis: int,
-    block_size: int,
-    output_dtype: str,
-    codes: NDArray[Any],
-    scales: NDArray[Any],
+    element: ElementType, tensor_scale: np.float32 | None, options: dict[str, Any], codes: NDArray[Any], scales: NDArray[Any]
 ) -> NDArray[Any]:
     factors = _factors(element, scales) if tensor_scale is None else dequantize(scales, tensor_scale)
-    return dequantize(codes, factors, axis=axis, block_size=block_size if codes.ndim else 0, output_dtype=output_dtype)
+    return dequantize(codes, factors, **options)
 
 
 def mx_codes_and_factors(x: NDArray[Any], **attributes: Any) -> tuple[NDArray[Any], NDArray[Any]]:

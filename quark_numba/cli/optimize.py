@@ -44,14 +44,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def action(options: argparse.Namespace) -> int:
     from ..rewriting import optimize
+    from ..rewriting.graph import Settings
 
+    settings = Settings(
+        **arguments.given_of(options, "keep_quantized_weights", "qdq", "operators"),
+        native_operators=not options.no_regions,
+        keep_initializers_as_inputs=not options.no_initializers_as_inputs,
+    )
     with progress(f"optimizing {options.model}"):
-        result = optimize.rewrite_model(
-            options.model,
-            **arguments.given_of(options, "keep_quantized_weights", "qdq", "operators"),
-            native_operators=not options.no_regions,
-            keep_initializers_as_inputs=not options.no_initializers_as_inputs,
-        )
+        result = optimize.rewrite_model(options.model, settings)
         result.check_operators()
         result.save(options.out)
     if _is_output(options.out):

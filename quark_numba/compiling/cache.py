@@ -55,7 +55,8 @@ before_compiling: list[Callable[[], None]] = []
 class _Process:
     """What this process knows of its compiling."""
 
-    # A session waits for functions that may have to be compiled, and none of them has been compiled yet.
+    # A session waits for functions that may have to be compiled, and none of them has been compiled yet. Compiling the next one
+    # is logged as a warning, because a user waits.
     warns_on_next_compile = False
     # Functions are compiled for another machine. They have files as Numba keeps them: their object files cannot be loaded here.
     is_for_another_machine = False
@@ -63,17 +64,7 @@ class _Process:
     cannot_write = False
 
 
-_process = _Process()
-
-
-def warn_on_next_compile() -> None:
-    """Log a warning when the next function is compiled: a user waits for a session, which needs many."""
-    _process.warns_on_next_compile = True
-
-
-def compile_for_another_machine() -> None:
-    """Keep functions for C as Numba does from now on, as they are compiled for another machine."""
-    _process.is_for_another_machine = True
+process = _Process()
 
 
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
@@ -86,7 +77,7 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
     signature already."""
     from .inner_functions import compiled_into_callers  # which imports Numba
 
-    is_for_c = not signature and not _process.is_for_another_machine
+    is_for_c = not signature and not process.is_for_another_machine
     compiler._cache = file = (_FileForC if is_for_c else _FileOfNumba)(compiler.__qualname__, _facts())
     with no_garbage_collection(), file.locks, compiled_into_callers() if is_for_c else nullcontext():
         compiler.compile(*signature)
@@ -270,7 +261,7 @@ class _File:
         """Read the file; if it is missing or damaged, get ready to compile. Return what `parse` makes of the content, or None
         if the function has to be compiled."""
         found = self.read(parse)
-        if found is None and self.path and not self._why_not and not _process.cannot_write:
+        if found is None and self.path and not self._why_not and not process.cannot_write:
             has_waited = self.locks.enter_context(locked(self.path.parent, self.path.name))
             found = self.read(parse)  # another process, which held the lock, may have written it
             # A process that waits for another one to compile needs no helpers.
@@ -285,8 +276,8 @@ class _File:
         if self._why_not:
             warn(str(location().folder or ""), self._why_not)
         kept_in = self.path.parent if self.path and not self._why_not else "memory alone"
-        if _process.warns_on_next_compile:
-            _process.warns_on_next_compile = False
+        if process.warns_on_next_compile:
+            process.warns_on_next_compile = False
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
 
@@ -308,7 +299,7 @@ class _File:
             self.is_there = True
         except OSError as error:
             if os.name == "posix" or not self.path.exists():  # on Windows, another process may have written it and hold it open
-                _process.cannot_write = True
+                process.cannot_write = True
                 warn(str(self.path.parent), error.strerror or str(error))
 
 

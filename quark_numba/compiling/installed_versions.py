@@ -22,10 +22,9 @@ def version_of(name: str) -> str:
     with IMPORTS:
         from importlib.metadata import version
 
-    try:
+    with suppress(ImportError):
         return version(name)
-    except ImportError:
-        return ""
+    return ""
 
 
 def distributions_with(package: str) -> list[str]:

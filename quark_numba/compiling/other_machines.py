@@ -88,7 +88,7 @@ def begin(machine: Machine) -> None:
     # The processor, for any part of Numba that reads the configuration.
     config.CPU_NAME, config.CPU_FEATURES = machine.cpu, machine.features
     codegen.JitEngine, codegen.JITCPUCodegen = _Engine, Codegen
-    cache.compile_for_another_machine()
+    cache.process.is_for_another_machine = True
 
 
 def symbol_of(address: int) -> str:

@@ -104,8 +104,7 @@ def digest_of_package() -> str:
 
 
 def content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    return Path(path).read_bytes()
 
 
 def _modules(package: str) -> Iterator[str]:

@@ -7,24 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from .granularity import FAULTS, FAULTS_OF_TABLE, Window, fault_of, fault_of_table, output_length
+from .granularity import FAULTS, FAULTS_OF_TABLE, Window, fault_of, fault_of_table
 
 
-def window_of(attributes: Mapping[str, Any]) -> Window:
+def check_attributes(attributes: Mapping[str, Any]) -> Window:
     """Return the Window of a node. Raise ValueError if an attribute is invalid."""
     expected = {"kernel_shape": (2, 1), "strides": (2, 1), "dilations": (2, 1), "pads": (4, 0)}
     for name, (count, least) in expected.items():
         values = attributes[name]
         if len(values) != count or min(values) < least or max(values) >= 1 << 31:
             raise ValueError(f"{name} is {[*values]}; expected {count} numbers, {least} or more")
-    return Window(*(tuple(attributes[name]) for name in expected))
-
-
-def check_attributes(attributes: Mapping[str, Any]) -> Window:
-    """Return the Window of a node. Raise ValueError if an attribute is invalid."""
-    window = window_of(attributes)
     for of in ("x", "y"):
         scale, zero_point = attributes.get(f"{of}_scale", 1.0), attributes.get(f"{of}_zero_point", 0)
         if not 2.0**-100 <= scale <= 2.0**100 or math.frexp(scale)[0] != 0.5:
@@ -33,7 +28,7 @@ def check_attributes(attributes: Mapping[str, Any]) -> Window:
             raise ValueError(f"{of}_zero_point is {zero_point}; expected 0..255")
     if attributes["group"] < 1:
         raise ValueError(f"group is {attributes['group']}; expected 1 or more")
-    return window
+    return Window(*(tuple(attributes[name]) for name in expected))
 
 
 def check_shapes(window: Window, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:
@@ -58,17 +53,14 @@ def convolve_codes(
     codes = _without_blocks(codes.astype(np.int64), lanes)[:, : inner * group] - zero_point
     top, left, bottom, right = window.pads
     codes = np.pad(codes, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    batch, rows, columns = x.shape[0], output_length(window, 0, x.shape[2]), output_length(window, 1, x.shape[3])
-    sums = np.zeros((batch, group, outer // group, rows, columns), np.int64)
-    parts, weights = codes.reshape(batch, group, inner, *codes.shape[2:]), w.reshape(group, outer // group, inner, *w.shape[2:])
-    for row, column in np.ndindex(*window.kernel):
-        (first, down), (begin, right) = (
-            (at * dilation, stride)
-            for at, dilation, stride in zip((row, column), window.dilations, window.strides, strict=True)
-        )
-        taken = parts[:, :, :, first : first + down * (rows - 1) + 1 : down, begin : begin + right * (columns - 1) + 1 : right]
-        sums += np.einsum("gok,ngkhw->ngohw", weights[..., row, column].astype(np.int64), taken)
-    y = sums.reshape(batch, outer, rows, columns).astype(np.float32) * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
+    parts = codes.reshape(len(x), group, inner, *codes.shape[2:])
+    weights = w.reshape(group, outer // group, inner, *w.shape[2:]).astype(np.int64)
+    reach = [(length - 1) * dilation + 1 for length, dilation in zip(window.kernel, window.dilations, strict=True)]
+    (down, right), (below, beside) = window.strides, window.dilations
+    taken = sliding_window_view(parts, reach, (3, 4))[:, :, :, ::down, ::right, ::below, ::beside]
+    places = np.ndindex(*window.kernel)
+    sums: Any = sum(np.einsum("gok,ngkhw->ngohw", weights[..., i, j], taken[..., i, j]) for i, j in places)
+    y = sums.reshape(len(x), outer, *sums.shape[3:]).astype(np.float32) * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
     return _in_blocks(np.maximum(y, np.float32(0)) if attributes["relu"] else y, lanes)
 
 

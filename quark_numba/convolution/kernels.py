@@ -222,22 +222,10 @@ def task_function(key: Key) -> Any:
         for tile in range(chunk * work.part_tiles, min((chunk + 1) * work.part_tiles, tiles)):
             row = tile // work.row_tiles
             column = min(tile % work.row_tiles * work.tile, work.y_columns - work.tile)
-            convolve_tile(
-                work.tile,
-                blocks,
-                codes + row * work.row_stride * line + column * lanes,
-                work.offsets,
-                work.steps,
-                weights,
-                y + (row * work.y_columns + column) * pixel_bytes,
-                block_step,
-                work.starts + at,
-                work.scales + at,
-                work.biases + at,
-                np.float32(work.lowest),
-                np.float32(work.y_inverse),
-                np.float32(work.y_zero_point),
-                work.table,
-            )
+            addresses = codes + row * work.row_stride * line + column * lanes, work.offsets, work.steps, weights
+            target = y + (row * work.y_columns + column) * pixel_bytes, block_step
+            of_channels = work.starts + at, work.scales + at, work.biases + at
+            limits = np.float32(work.lowest), np.float32(work.y_inverse), np.float32(work.y_zero_point), work.table
+            convolve_tile(work.tile, blocks, (*addresses, *target, *of_channels, *limits))
 
     return jit.c_function(run_part, f"task_{key.name}", types.void(types.int64, types.intp))

@@ -168,29 +168,17 @@ def _write_tile(builder: Any, lanes: int, pixels: int, blocks: int, gives_codes:
             builder.store(value, _pointer(builder, _after(builder, target, pixel, 4 * lanes), floats)).align = 4
 
 
+# Addresses and numbers of int64, three numbers of float32, and the address of a table.
+_OPERANDS = types.Tuple((*[types.int64] * 9, *[types.float32] * 3, types.int64))
+
+
 def tile_function(lanes: int, gives_codes: bool) -> Any:
     """Return the function `convolve_tile` for a number of lanes, and a y of uint8 or float32."""
 
     @intrinsic
-    def convolve_tile(
-        typingctx: Any,
-        pixels: Any,
-        blocks: Any,
-        x: Any,
-        offsets: Any,
-        steps: Any,
-        weights: Any,
-        y: Any,
-        block_step: Any,
-        starts: Any,
-        scales: Any,
-        biases: Any,
-        lowest: Any,
-        inverse: Any,
-        zero_point: Any,
-        table: Any,
-    ) -> Any:
-        """Compute `pixels` (of TILES) consecutive pixels of y, in `blocks` blocks of channels.
+    def convolve_tile(typingctx: Any, pixels: Any, blocks: Any, operands: Any) -> Any:
+        """Compute `pixels` (of TILES) consecutive pixels of y, in `blocks` blocks of channels. The operands are a tuple, whose
+        names are those in `_write_tile`.
 
         There are `steps` groups of channels and places of the kernel. Element k of `offsets` (int32) is the distance in bytes
         from address `x` to the codes of group k for the first pixel. The codes for each next pixel are `lanes` bytes further
@@ -202,6 +190,7 @@ def tile_function(lanes: int, gives_codes: bool) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             end = builder.append_basic_block("end")
+            unpacked = cgutils.unpack_tuple(builder, arguments[2])
             case = builder.add(builder.mul(arguments[0], _WORD(BLOCKS + 1)), arguments[1])
             choice = builder.switch(case, end)
             for pixels in TILES:
@@ -209,12 +198,12 @@ def tile_function(lanes: int, gives_codes: bool) -> Any:
                     tile = builder.append_basic_block(f"tile_{pixels}_{blocks}")
                     choice.add_case(_WORD(pixels * (BLOCKS + 1) + blocks), tile)
                     builder.position_at_end(tile)
-                    _write_tile(builder, lanes, pixels, blocks, gives_codes, arguments[2:])
+                    _write_tile(builder, lanes, pixels, blocks, gives_codes, unpacked)
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 11, *[types.float32] * 3, types.int64), generate
+        return types.void(types.int64, types.int64, _OPERANDS), generate
 
     return convolve_tile
 

@@ -25,8 +25,7 @@ Option = Literal["required", "optional", "variadic"]
 Shape = Sequence[int | None]
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(NamedTuple):
     """An attribute of an operator."""
 
     name: str
@@ -45,8 +44,7 @@ class Attribute:
         return _PYTHON[self.kind](value)
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
     parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, each of its inputs may have any
     element type of its type variable, whichever types its other inputs have. Every node has at least one input."""

@@ -38,10 +38,7 @@ def converter(key: Key) -> Any:
 # Rounding. sign(v) * f(abs(v)) is written out, because its result may be -0.
 
 
-@inline
-def _sign(v: Any) -> Any:
-    return _f32(1) if v > _f32(0) else _f32(-1) if v < _f32(0) else v if v != v else _f32(0)
-
+_sign = inline(lambda v: _f32(1) if v > _f32(0) else _f32(-1) if v < _f32(0) else v if v != v else _f32(0))
 
 _ROUNDED: dict[str, Any] = {
     "ROUND": inline(lambda v: np.rint(v)),
@@ -70,9 +67,7 @@ def _power(exponent: Any) -> Any:
     return np.int64((np.int64(exponent) + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
-@inline
-def _whole(number: Any, least: int, most: int) -> Any:
-    return least <= number <= most and number == np.floor(number)
+_whole = inline(lambda number, least, most: least <= number <= most and number == np.floor(number))
 
 
 @inline
@@ -104,10 +99,6 @@ def _integer(x: Any, numbers: Any, rounded: Any) -> Any:
     return _f32(_f32(code - zero_point) * scale)
 
 
-def _prepare_codes(scale: Any, low: Any, high: Any) -> Any:
-    return True, (_f32(scale), _f32(low), _f32(high))
-
-
 def _codes(x: Any, numbers: Any, rounded: Any) -> Any:
     """Return what QuantizeLinear, Clip and DequantizeLinear of ONNX return. `low` and `high` are the bounds of Clip, less the
     zero point. NaN becomes the lowest code, and a code has no -0."""
@@ -116,10 +107,6 @@ def _codes(x: Any, numbers: Any, rounded: Any) -> Any:
     code = code if code > low else low  # also NaN
     code = code if code < high else high
     return _f32(_f32(code + _f32(0)) * scale)
-
-
-def _prepare_bipolar(scale: Any) -> Any:
-    return True, (_f32(scale),)
 
 
 def _bipolar(x: Any, numbers: Any, rounded: Any) -> Any:
@@ -265,10 +252,6 @@ def _offset(x: Any, numbers: Any, rounded: Any) -> Any:
     return _f32(step * rounded((_clamp(_f64(x), low, high) - low) / step) + low)
 
 
-def _prepare_cast() -> Any:
-    return True, ()
-
-
 _float16_value, _bfloat16_value = rounder(FLOAT16), upper_bits_rounder(BFLOAT16)
 
 
@@ -285,14 +268,14 @@ def _bfloat16(x: Any, numbers: Any, rounded: Any) -> Any:
 # By form: what `preparer` compiles, and what `converter` does with the function of a rounding mode.
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "integer": (_prepare_integer, _integer),
-    "codes": (_prepare_codes, _codes),
-    "bipolar": (_prepare_bipolar, _bipolar),
+    "codes": (lambda scale, low, high: (True, (_f32(scale), _f32(low), _f32(high))), _codes),
+    "bipolar": (lambda scale: (True, (_f32(scale),)), _bipolar),
     "truncation": (_prepare_truncation, _truncation),
     "minifloat": (_prepare_minifloat, _minifloat),
     "threshold": (_prepare_threshold, _of_clamped),
     "range": (_prepare_range, _of_clamped),
     "levels": (_prepare_levels, _levels),
     "offset range": (_prepare_offset_range, _offset),
-    "float16": (_prepare_cast, _float16),
-    "bfloat16": (_prepare_cast, _bfloat16),
+    "float16": (lambda: (True, ()), _float16),
+    "bfloat16": (lambda: (True, ()), _bfloat16),
 }

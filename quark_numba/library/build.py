@@ -24,6 +24,7 @@ from ..models import model_files
 from ..models.genai_folders import CONFIGURATION, GenaiFolder
 from ..ort import NO_FUSIONS, native, register
 from ..ort.custom_op import Need, need_of
+from ..rewriting.graph import Settings
 from ..rewriting.optimize import rewrite_model
 from . import child, targets
 
@@ -199,7 +200,7 @@ def _write(path: Path, target: Path, optimize: bool, qdq: Qdq) -> list[str]:
     target.parent.mkdir(parents=True)
     source = model_files.Source.from_argument(path)
     if optimize:
-        rewrite_model(source, qdq=qdq).save(target)
+        rewrite_model(source, Settings(qdq=qdq)).save(target)
     else:
         model_files.save(source.whole(), target, apart=source.is_apart, check=source.check)
     return [str(path), *source.files]

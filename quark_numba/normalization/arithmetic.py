@@ -94,9 +94,7 @@ def _add_up_in_python(tile: Any, stride: int, columns: int, sums: Any, squares: 
 add_up: Any = _add_up if jit.JIT_ENABLED else _add_up_in_python
 
 
-@jit.inline
-def _exponent(value: Any) -> Any:
-    return _u32(_u32(_f32(value).view(_u32) >> _EXPONENT_SHIFT) & _EXPONENT_MASK)
+_exponent = jit.inline(lambda value: _u32(_u32(_f32(value).view(_u32) >> _EXPONENT_SHIFT) & _EXPONENT_MASK))
 
 
 @jit.inline

@@ -8,6 +8,7 @@ no computation returns. All but the last steps take one element for each instanc
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,8 @@ def write(op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Map
     mean, mean_of_squares = (op.product(_sum(op, each), reciprocal) for each in (instances, op("Mul", instances, instances)))
     high = _bfloat16(op, mean)
     variance = _minus_square(op, mean, high, mean_of_squares)
-    inverse = _inverse_root(op, op.plus(variance, np.array(attributes["epsilon"], _f32)))
+    root = op("Sqrt", op.cast(op.plus(variance, np.array(attributes["epsilon"], _f32)), FLOAT64))
+    inverse = _bfloat16(op, op.cast(op("Div", _f64(1), root), FLOAT32))
     center = _bfloat16(op, op("Mul", high, inverse))
     quotient = _bfloat16(op, op("Mul", values, _spread(op, inverse, x)))
     centered = _bfloat16(op, op("Sub", quotient, _spread(op, center, x)))
@@ -133,12 +135,4 @@ def _aligned_sum(op: Builder[AnyOperand], power: AnyOperand, *terms: AnyOperand)
     for term in terms:
         signed = op("Where", op("Less", term, 0.0), negative, positive)
         aligned.append(op("Sub", op("Add", term, signed), signed))
-    total = aligned[0]
-    for each in aligned[1:]:
-        total = op("Add", total, each)
-    return total
-
-
-def _inverse_root(op: Builder[AnyOperand], variance: AnyOperand) -> AnyOperand:
-    root = op("Sqrt", op.cast(variance, FLOAT64))
-    return _bfloat16(op, op.cast(op("Div", _f64(1), root), FLOAT32))
+    return functools.reduce(lambda total, each: op("Add", total, each), aligned)

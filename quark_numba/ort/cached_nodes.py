@@ -37,10 +37,10 @@ class NodeKernel(NamedTuple):
     destroy: int
 
 
-def _may_be_kept() -> bool:
-    """Return whether the catalog has the operators of the package alone."""
+def added_operators() -> list[tuple[str, int]]:
+    """Return the operators that were added from outside the package, or none if the catalog is not loaded."""
     catalog = sys.modules.get(_CATALOG)
-    return catalog is None or not catalog.OPERATORS.added
+    return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def keep_functions(addresses: Mapping[str, int]) -> None:
 
 def descriptions(release: tuple[int, ...]) -> list[Description]:
     """Return the descriptions of all overloads in a release of ONNX Runtime."""
-    if _may_be_kept():
+    if not added_operators():
         return _kept_descriptions(release)
     from . import operators
 
@@ -109,7 +109,7 @@ _kernels: dict[tuple[str, int], NodeKernel] = {}
 def find(node: Node, api: int) -> NodeKernel | None:
     """Return the kept kernel of a node, or None if no kernel is kept for it."""
     name = node.record
-    if (name, api) not in _kernels and _may_be_kept():
+    if (name, api) not in _kernels and not added_operators():
         record = find_record(name)
         with suppress(LookupError, OSError, ValueError):
             if record:
@@ -131,7 +131,7 @@ def keep(node: Node, operator: Operator, overload: Overload) -> None:
     """Keep the kernel of a node, which this process has compiled, unless one of its functions is not on disk."""
     from . import operators
 
-    if not _may_be_kept():
+    if added_operators():
         return
     words, functions = operators.words_of(operator, overload, node.attributes)
     with suppress(LookupError):

@@ -135,9 +135,9 @@ class Registry:
 
                 if not JIT_ENABLED:
                     return None, "NUMBA_DISABLE_JIT is set"
-                from ..compiling.cache import warn_on_next_compile
+                from ..compiling import cache
 
-                warn_on_next_compile()
+                cache.process.warns_on_next_compile = True
             return load("RegisterCustomOps", self._functions["register"], self.python_functions), ""
         except NotAvailableError as error:
             return None, str(error)

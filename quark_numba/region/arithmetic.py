@@ -21,21 +21,9 @@ from .step_operators import CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
 _f32 = np.float32
 
 
-@inline
-def _clip_below(x: Any, lowest: Any) -> Any:
-    return lowest if x < lowest else x
-
-
-@inline
-def _clip_above(x: Any, highest: Any) -> Any:
-    return highest if x > highest else x
-
-
-@inline
-def _choose(condition: Any, a: Any, b: Any) -> Any:
-    return a if condition else b
-
-
+_clip_below = inline(lambda x, lowest: lowest if x < lowest else x)
+_clip_above = inline(lambda x, highest: highest if x > highest else x)
+_choose = inline(lambda condition, a, b: a if condition else b)
 _fma = fma if HAS_FMA else inline(fma_in_float64(_choose))
 
 # The functions of operators without attributes.

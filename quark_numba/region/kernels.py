@@ -285,12 +285,8 @@ def convert_blocks(tile: Any, function: int, x_address: int, y_address: int, blo
         x[i] = np.float32(0)
     work_address, work = new_record(BLOCK_WORK)
     work.x, work.y, work.size, work.parts, work.has_failed = x_address, y_address, rows * width, 1, 0
-    work.block, work.sub_block, work.max_shift, work.drop = (
-        block_format.block,
-        block_format.sub_block,
-        block_format.max_shift,
-        block_format.drop,
-    )
+    work.block, work.sub_block = block_format.block, block_format.sub_block
+    work.max_shift, work.drop = block_format.max_shift, block_format.drop
     work.lowest, work.highest, work.rounding_mode = block_format.lowest, block_format.highest, block_format.rounding_mode
     work.length, work.inner = rows, width
     call(function, (work_address, 0))

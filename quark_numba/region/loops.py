@@ -229,7 +229,8 @@ def _unchanged(program: Program, number: int) -> str:
     conditions = []
     for step in since:
         bounds = step.present[1:]
-        if step.operator == "Clip" and len(bounds) == 2 and all(_is_scalar_input(program, bound) for bound in bounds):
+        are_scalars = all(bound < len(program.inputs) and program.inputs[bound].is_scalar for bound in bounds)
+        if step.operator == "Clip" and len(bounds) == 2 and are_scalars:
             conditions.append(f"is_closed{number}({', '.join(f'x{bound}' for bound in bounds)})")
         elif step.operator not in ("Identity", "Relu"):
             return NEVER
@@ -248,7 +249,3 @@ def _steps_since_rounding(program: Program, number: int) -> list[Step] | None:
         since.append(before)
         operand = before.present[0]
     return None
-
-
-def _is_scalar_input(program: Program, value: int) -> bool:
-    return value < len(program.inputs) and program.inputs[value].is_scalar

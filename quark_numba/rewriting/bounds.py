@@ -125,10 +125,7 @@ def _sum_of_columns(array: NDArray[Any]) -> float:
 
 
 def _sum_of_rows(array: NDArray[Any]) -> float:
-    return float(np.max(np.sum(np.abs(array), axis=-1)))
-
-
-def _sum_of_filters(array: NDArray[Any]) -> float:
+    """Return the largest sum of magnitudes for an index along the first axis."""
     return float(np.max(np.sum(np.abs(array), axis=tuple(range(1, array.ndim)))))
 
 
@@ -167,8 +164,8 @@ def _quotient(bounds: Bounds, node: ir.Node, a: float, b: float, *others: float)
 def _products(bounds: Bounds, node: ir.Node, x: float, weight: float, bias: float = 0.0, *others: float) -> float:
     """Return the bound of Conv, Gemm or MatMul: sums of products with a constant, and a bias."""
     weights = node.inputs[1]
-    kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
-    reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns
+    has_rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0
+    reduce = _sum_of_rows if has_rows else _sum_of_columns
     sums = bounds.reduce_constant(weights, reduce) if weights else math.inf
     if not math.isfinite(sums) or not math.isfinite(x):
         return math.inf

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..declaration.reasons import Invalid, NotRewrittenError, faults_as_reasons, stays_if
-from ..element_types import FLOAT32, ElementType, find
+from ..element_types import FLOAT32, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
 from ..region import compiled_steps
@@ -174,7 +174,10 @@ def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
     if not block and any(tensor is not None and len(tensor.shape) > 1 and tensor.size > 1 for tensor in others):
         return None
-    element_type = _infer_element_type(node, (x, *others))
+    known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in (x, *others)]
+    with faults_as_reasons():
+        (inferred,) = node.operator.infer(known, node.attributes)
+    element_type = inferred.element_type
     if element_type is None:
         return None
     # A part of x is a range of indices along its axis `along`. Its parameters are a range of indices along their
@@ -195,14 +198,6 @@ def _lazy_output(graph: Graph, node: Node, x: ir.TensorProtocol, others: _Inputs
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     _check_parameters(node, x, others, axis)
     return y if find(first.dtype) is element_type else None
-
-
-def _infer_element_type(node: Node, inputs: _Inputs) -> ElementType | None:
-    """Return the element type of a node's output for these inputs. Raise NotRewrittenError if the node is not valid."""
-    known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in inputs]
-    with faults_as_reasons():
-        (inferred,) = node.operator.infer(known, node.attributes)
-    return inferred.element_type
 
 
 def _check_parameters(node: Node, x: ir.TensorProtocol, others: _Inputs, axis: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -16,8 +16,32 @@ from ..declaration.reasons import stays_if
 from ..models.tensors import in_memory
 from .nodes import Inferred, Node, Nodes, full_name
 
-# Where integer operators have to be exact: on this processor, or on all processors. "nowhere": they are not used.
-Integers = Literal["here", "anywhere", "nowhere"]
+# The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
+# and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.
+Operators = Literal["custom", "cuda", "standard", "webgpu"]
+
+
+class Settings(NamedTuple):
+    """How a model is rewritten.
+
+    - `keep_quantized_weights`, `qdq`, `operators` and `keep_initializers_as_inputs` are arguments of `optimize`.
+    - `native_operators`: whether operators may be written that only the native backend supports.
+    - `replaced`: names of initializers that are not constants.
+    - `integers`: where integer operators have to be exact, on this processor or on all; "nowhere" if they must not be used.
+    - `has_other_providers`: whether the session has providers besides the CPU provider. If so, the shapes of outputs are
+      written, because some providers need them."""
+
+    keep_quantized_weights: bool = False
+    qdq: Qdq = "auto"
+    operators: Operators = "custom"
+    native_operators: bool = True
+    keep_initializers_as_inputs: bool = True
+    replaced: frozenset[str] = frozenset()
+    integers: Literal["here", "anywhere", "nowhere"] = "anywhere"
+    has_other_providers: bool = False
+
+
+DEFAULTS = Settings()
 
 _CONSTANT = ("", "Constant", "")
 
@@ -28,23 +52,13 @@ class Graph(Nodes):
     """A model, its nodes of the package's operators, and the changes that passes make. `done` counts the changed nodes by
     operator and change."""
 
-    def __init__(
-        self,
-        model: ir.Model,
-        *,
-        keep_quantized_weights: bool = False,
-        native_operators: bool = False,
-        keep_initializers_as_inputs: bool = True,
-        replaced: frozenset[str] = frozenset(),
-        integers: Integers = "nowhere",
-        operators: str = "custom",
-    ) -> None:
-        if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they all have to be inputs
+    def __init__(self, model: ir.Model, settings: Settings) -> None:
+        if not settings.keep_initializers_as_inputs and model.ir_version >= 4:  # before, they all have to be inputs
             for value in [value for value in model.graph.inputs if value.is_initializer()]:
                 model.graph.inputs.remove(value)
-        super().__init__(model, replaced)
-        self.keep_quantized_weights, self.integers = keep_quantized_weights, integers
-        self.operators, self.native_operators = operators, native_operators
+        super().__init__(model, settings.replaced)
+        self.keep_quantized_weights, self.integers = settings.keep_quantized_weights, settings.integers
+        self.operators, self.native_operators = settings.operators, settings.native_operators
         self.qdq: Qdq = "float"  # what becomes of ONNX's own nodes, as `choose_qdq` answers
         self.done: Counter[tuple[str, str]] = Counter()
         self.write_error = ""  # why ONNX Runtime could not write its own optimized model

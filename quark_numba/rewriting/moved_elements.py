@@ -167,27 +167,23 @@ def _reshape(move: _Move) -> _Axes:
     it has whole blocks in both."""
     length, inner = move.y_shape[move.axis], move.y_shape[move.axis + 1 :]
     for axis, x_length in enumerate(move.x_shape):
-        is_same = _is_known(x_length) and x_length == length
+        is_same = x_length is not None and x_length == length
         if _have_same_size(move.x_shape[axis + 1 :], inner) and (is_same or all(map(move.is_whole, (x_length, length)))):
             return [axis]
     return None
 
 
 def _have_same_size(one: Shape, other: Shape) -> bool:
-    if one == other and all(map(_is_known, one)):
+    if one == other and None not in one:
         return True
     return all(isinstance(length, int) for length in (*one, *other)) and math.prod(one) == math.prod(other)  # type: ignore[arg-type]
-
-
-def _is_known(length: Any) -> bool:
-    return length is not None
 
 
 def _expand(move: _Move) -> _Axes:
     """Expand: not along the axis of the blocks."""
     axis = move.axis - len(move.y_shape) + len(move.x_shape)
     length = move.x_shape[axis] if axis >= 0 else None
-    return [axis] if _is_known(length) and length == move.y_shape[move.axis] else None
+    return [axis] if length is not None and length == move.y_shape[move.axis] else None
 
 
 def _resize(move: _Move) -> _Axes:
@@ -238,16 +234,6 @@ def _pad(move: _Move) -> _Axes:
     return [move.axis] if has_zeros and min(pads) >= 0 and is_whole else None
 
 
-def _negative(move: _Move) -> _Axes:
-    """Neg: the format has the negative of each of its values, and in a block all magnitudes stay."""
-    return [move.place.axis] if move.form.has_negatives else None
-
-
-def _magnitude(move: _Move) -> _Axes:
-    """Abs: the format has the magnitude of each of its values, and in a block all magnitudes stay."""
-    return [move.place.axis] if move.form.has_magnitudes else None
-
-
 # Rules for formats without blocks. In a block, another value of the block may need a larger step.
 
 
@@ -265,7 +251,7 @@ def _choice(move: _Move) -> _Axes:
         axis = move.axis - len(move.y_shape) + len(shape or ())
         if shape is None or axis < 0 or shape[axis] == 1:
             axes.append(None)
-        elif _is_known(shape[axis]) and shape[axis] == move.y_shape[move.axis]:
+        elif shape[axis] is not None and shape[axis] == move.y_shape[move.axis]:
             axes.append(axis)
         else:
             return None
@@ -275,11 +261,6 @@ def _choice(move: _Move) -> _Axes:
 def _scatter(move: _Move) -> _Axes:
     """ScatterElements and ScatterND: an element of y is one of x or of the updates."""
     return [None, None] if move.is_anywhere and move.node.attributes.get_string("reduction", "none") == "none" else None
-
-
-def _zeros(move: _Move) -> _Axes:
-    """ThresholdedRelu and Trilu: some elements become 0, which is a value of each format."""
-    return [move.place.axis]
 
 
 def _max_pool(move: _Move) -> _Axes:
@@ -294,12 +275,13 @@ def _max_pool(move: _Move) -> _Axes:
 
 _Rule = Callable[[_Move], _Axes]
 _RULES: dict[str, _Rule] = {
-    "Abs": _magnitude,
+    # The format has the magnitude, or the negative, of each of its values, and in a block all magnitudes stay.
+    "Abs": lambda move: [move.place.axis] if move.form.has_magnitudes else None,
     "Concat": _concat,
     "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,
-    "Neg": _negative,
+    "Neg": lambda move: [move.place.axis] if move.form.has_negatives else None,
     "Pad": _pad,
     "Reshape": _reshape,
     "Resize": _resize,
@@ -318,8 +300,8 @@ _RULES_OF_ELEMENTS: dict[str, _Rule] = {
     "Min": _choice,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
-    "ThresholdedRelu": _zeros,
-    "Trilu": _zeros,
+    # Some elements become 0, which is a value of each format.
+    **dict.fromkeys(("ThresholdedRelu", "Trilu"), lambda move: [move.place.axis]),
     "Where": _choice,
 }
 

@@ -35,12 +35,8 @@ from . import (
     standard_forms,
 )
 from . import renamed_operators as renamed_operators
-from .graph import Graph, Integers
+from .graph import DEFAULTS, Graph, Operators, Settings
 from .integers import groups as integer_groups
-from .standard_forms import Operators
-
-# How the names of ONNX's own operators begin.
-_ONNX = "ai.onnx::"
 
 # The passes, in the order in which they run. Each pass visits all nodes of a model. For each unchanged node, the pass records
 # the reason.
@@ -174,14 +170,8 @@ def optimize(
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
-    result = rewrite_model(
-        model,
-        keep_quantized_weights=keep_quantized_weights,
-        qdq=qdq,
-        operators=operators,
-        native_operators=regions,
-        keep_initializers_as_inputs=keep_initializers_as_inputs,
-    )
+    settings = Settings(keep_quantized_weights, qdq, operators, regions, keep_initializers_as_inputs)
+    result = rewrite_model(model, settings)
     result.check_operators()
     if out is None:
         return result.model
@@ -234,29 +224,17 @@ class RewrittenModel:
 
 @no_garbage_collection()
 def rewrite_model(
-    model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
-    *,
-    keep_quantized_weights: bool = False,
-    qdq: Qdq = "auto",
-    operators: Operators = "custom",
-    native_operators: bool = True,
-    keep_initializers_as_inputs: bool = True,
-    replaced: frozenset[str] = frozenset(),
-    integers: Integers = "anywhere",
-    has_other_providers: bool = False,
+    model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source, settings: Settings = DEFAULTS
 ) -> RewrittenModel:
     """Return a model as `optimize` rewrites it, with the numbers of its nodes. ONNX's own nodes are rewritten as `choose_qdq`
-    returns.
-
-    - `native_operators`: whether operators may be written that only the native backend supports.
-    - `replaced`: names of initializers that are not constants.
-    - `integers`: where integer operators have to be exact, or "nowhere" if they must not be used.
-    - `has_other_providers`: whether the session has providers besides the CPU provider. If so, the shapes of outputs are
-      written, because some providers need them."""
-    check_choices(QDQ, qdq=qdq)
+    returns."""
+    operators = settings.operators
+    check_choices(QDQ, qdq=settings.qdq)
     check_choices(standard_forms.CHOICES, operators=operators)
     is_standard = operators in standard_forms.ONNX_ONLY
-    source = model_files.Source.from_argument(model, leave=replaced)
+    if is_standard:  # standard forms take the place of native operators at the end
+        settings = settings._replace(native_operators=True)
+    source = model_files.Source.from_argument(model, leave=settings.replaced)
     try:
         intermediate = _read(source)
     except ModelError as error:
@@ -268,58 +246,36 @@ def rewrite_model(
         _check_acyclic(intermediate.graph)
         intermediate.graph.sort()  # ONNX Runtime takes nodes in any order, but the passes do not
         done = inlined + channels_last.rewrite(intermediate)
-        graph = Graph(
-            intermediate,
-            keep_quantized_weights=keep_quantized_weights,
-            native_operators=native_operators or is_standard,  # standard forms take their place at the end
-            keep_initializers_as_inputs=keep_initializers_as_inputs,
-            replaced=replaced,
-            integers=integers,
-            operators=operators,
-        )
-        graph.qdq = choose_qdq(
-            qdq,
-            operators,
-            native_operators=native_operators,
-            has_other_providers=has_other_providers,
-            runs_all=lambda: nodes_for_onnx_runtime.runs_all(graph),
-            integers=integers,
-        )
+        graph = Graph(intermediate, settings)
+        graph.qdq = choose_qdq(settings, lambda: nodes_for_onnx_runtime.runs_all(graph))
         passes = STANDARD_PASSES if is_standard else CUDA_PASSES if operators == "cuda" else PASSES
         for rewriting in (renamed_operators,) if nodes_for_onnx_runtime.leave_all(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
-        if has_other_providers:
+        if settings.has_other_providers:
             graph.write_shapes()
         left = in_functions + graph.left
         return RewrittenModel(source, intermediate, done + graph.done, left, operators, graph.write_error)
 
 
-def choose_qdq(
-    qdq: Qdq,
-    operators: Operators,
-    *,
-    native_operators: bool,
-    has_other_providers: bool,
-    runs_all: Callable[[], bool],
-    integers: Integers,
-) -> Qdq:
-    """Return how ONNX's own quantization nodes in a model are rewritten, given the argument `qdq`. "onnxruntime": ONNX Runtime
+def choose_qdq(settings: Settings, runs_all: Callable[[], bool]) -> Qdq:
+    """Return how ONNX's own quantization nodes in a model are rewritten, given the setting `qdq`. "onnxruntime": ONNX Runtime
     runs them. "float": they are rewritten in `operators`. "auto": groups may become integer operators, and all other nodes are
     rewritten as with "float".
 
     `runs_all()` returns whether ONNX Runtime runs all quantization nodes of the model without this package.
     ``quark_numba/session/README.md`` has the rules."""
-    if qdq != "auto":
-        return qdq
-    if has_other_providers and operators != "cuda":  # a provider may have integer operators
+    if settings.qdq != "auto":
+        return settings.qdq
+    is_cuda = settings.operators == "cuda"
+    if settings.has_other_providers and not is_cuda:  # a provider may have integer operators
         return "onnxruntime" if runs_all() else "float"
-    if operators in standard_forms.ONNX_ONLY:
+    if settings.operators in standard_forms.ONNX_ONLY:
         return "float"
-    if not native_operators:  # nothing runs the nodes that renamed_operators writes
+    if not settings.native_operators:  # nothing runs the nodes that renamed_operators writes
         return "onnxruntime"
     # ONNX Runtime has integer operators only on the CPU.
-    return "float" if operators == "cuda" or integers == "nowhere" else "auto"
+    return "float" if is_cuda or settings.integers == "nowhere" else "auto"
 
 
 def _read(source: model_files.Source) -> ir.Model:
@@ -340,7 +296,7 @@ def not_standard_as_text(left: Mapping[tuple[str, str], int], operators: Operato
         f"{counted(number, 'node', 'nodes')} {name}: {why}"
         for (name, why), number in left.items()
         if (operator := OPERATORS.find(*name.split("::")))
-        and not name.startswith(_ONNX)
+        and not name.startswith("ai.onnx::")
         and not (operators == "cuda" and operator.runs_on_gpus)
         and why != constants.INPUT
     )
@@ -354,6 +310,12 @@ def begins_rewriting(node: onnx.NodeProto) -> bool:
     if operator:
         return operator.operation != "region"
     return casts.is_to_16_bits(node) or channels_last.is_channels_last(node.domain, node.op_type)
+
+
+def has_nodes_to_rewrite(model: onnx.ModelProto) -> bool:
+    """Return whether `optimize` may rewrite a node: whether a pass begins with a node of the model, of its subgraphs or of its
+    functions. Return True also for a model without a graph, because `optimize` refuses it."""
+    return not model.HasField("graph") or any(map(begins_rewriting, protos.nodes(model.graph, *model.functions)))
 
 
 def _check_acyclic(graph: ir.Graph) -> None:

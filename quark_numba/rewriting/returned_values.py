@@ -16,8 +16,7 @@ not described. Nor are scales of blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,7 @@ _MAX_CODE = 1 << 16
 _TO_NEAREST = ("ROUND", "HALF_UP", "HALF_DOWN")
 
 
-@dataclass(frozen=True)
-class Values:
+class Values(NamedTuple):
     """The values scale * n: for each scale, n is a number of a float type, or a whole number from `least` to `most`. 0 is one
     of them. The arrays have one element, or one for each index along `axis`.
 

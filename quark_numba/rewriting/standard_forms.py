@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -21,14 +21,12 @@ from ..declaration import Builder, Shape, Tensor
 from ..declaration.reasons import NotRewrittenError, faults_as_reasons, require, stays_if
 from ..element_types import FLOAT16, ElementType
 from .bounds import Bounds
-from .graph import Graph, copy_metadata
+from .graph import Graph, Operators, copy_metadata
 from .nodes import GraphOperand, Node
 from .nodes_for_onnx_runtime import is_run_by_onnx_runtime
 from .signs_of_zeros import signs_of_zeros_are_lost
 
-# The operators in which a model is written, in this order: those of this package; those of them that the CUDA provider runs,
-# and ONNX operators; only ONNX operators; only the ONNX operators that WebGPU has.
-Operators = Literal["custom", "cuda", "standard", "webgpu"]
+# What may be asked for, and what of this means only ONNX operators.
 CHOICES: tuple[Operators, ...] = get_args(Operators)
 ONNX_ONLY: tuple[Operators, ...] = ("standard", "webgpu")
 
@@ -93,18 +91,11 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     graph.remove(node, WRITTEN)
 
 
-# Operators of ONNX and ONNX Runtime that multiply matrices, Cast, those that may be dropped from between two nodes, and how
+# Operators of ONNX and ONNX Runtime that multiply matrices, those that may be dropped from between two nodes, and how
 # many nodes are looked at.
-_CASTS = ("Cast",)
 _PRODUCTS = ("MatMul", "FusedMatMul", "TransposeMatMul")
 _DROPPED = ("Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 _MAX_NODES = 16
-
-
-def _is_beside_product(node: ir.Node) -> bool:
-    """Return whether a MatMul computes a node's first input or uses its output, directly or through nodes that may be
-    dropped."""
-    return _is_beside(_PRODUCTS, [(other, step) for step in (ir.Node.successors, _producers) for other in step(node)])
 
 
 def _is_beside(op_types: Collection[str], waiting: list[tuple[ir.Node, Callable[[ir.Node], Sequence[ir.Node]]]]) -> bool:
@@ -208,7 +199,7 @@ class NodeWriter(Builder[GraphOperand]):
             return False  # ONNX Runtime joins no Casts of these types
         if producer is None or producer.op_type != "Cast" or producer not in self.written:
             return False
-        return _is_beside(_CASTS, [(user, ir.Node.successors) for user in users])
+        return _is_beside(("Cast",), [(user, ir.Node.successors) for user in users])
 
     def _is_written_later(self, user: ir.Node) -> bool:
         """Return whether a user of a value is a node of the package that is written in a form too, or takes float16 itself."""
@@ -216,7 +207,10 @@ class NodeWriter(Builder[GraphOperand]):
 
     @functools.cached_property
     def is_beside_product(self) -> bool:
-        return _is_beside_product(self._node.ir_node)
+        """Return whether a MatMul computes the node's first input or uses its output, directly or through nodes that may be
+        dropped."""
+        node = self._node.ir_node
+        return _is_beside(_PRODUCTS, [(other, step) for step in (ir.Node.successors, _producers) for other in step(node)])
 
     @functools.cached_property
     def signs_of_zeros_matter(self) -> bool:

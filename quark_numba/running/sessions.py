@@ -23,6 +23,7 @@ from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, register
 from ..ort.providers import beside_cpu, operators_for, providers_of
+from ..rewriting.graph import Settings
 from ..rewriting.optimize import rewrite_model
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -87,7 +88,8 @@ def session_of(
     are written to files first, and the model may lose them. Raise ModelError."""
     if others := beside_cpu(providers_of(providers)):
         in_memory = model_files.as_proto(model) if isinstance(model, ir.Model) else model
-        model = rewrite_model(in_memory, operators=operators_for(others), has_other_providers=True).lazy_model
+        settings = Settings(operators=operators_for(others), has_other_providers=True)
+        model = rewrite_model(in_memory, settings).lazy_model
     content, folder = (model.proto, model.folder) if isinstance(model, model_files.Source) else (model, "")
     nodes: Any = content.graph.all_nodes() if isinstance(content, ir.Model) else protos.nodes(content.graph, *content.functions)
     has_own_operators = any(node.domain and node.domain in OPERATORS.domains for node in nodes)

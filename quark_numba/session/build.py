@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 from ..compiling.helpers import Helpers
 from ..dialects import refused
@@ -22,16 +23,16 @@ from ..models import model_files, protos
 from ..models.file_states import State, state_of
 from ..models.files import check_exists, check_is_regular, named_in_utf8
 from ..models.temporary import recover, temporary_folder
-from ..ort import TENSORS_FOLDER, ahead, config_entry
+from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, ahead, config_entry
 from ..rewriting import channels_last, constants, optimize
+from ..rewriting.graph import Settings
 from ..rewriting.onnx_runtime import RELEASE
-from ..rewriting.optimize import RewrittenModel
+from ..rewriting.optimize import RewrittenModel, rewrite_model
 from . import initializers
 from .artifact import Artifact
 from .blocked.counterparts import REGION
 from .blocked.layout import has_regions, lay_out
 from .model_cache import ModelCache, small
-from .plan import PreparationPlan, make_plan
 from .request import SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ _COMPUTED = (
 
 # The warning if nodes remain custom operators in a session with other execution providers than the CPU provider.
 _ON_THE_CPU = "these nodes run on the CPU provider, as they cannot be written in ONNX's standard operators: %s"
+
+# How the reasons begin for which regions are not in the blocked layout.
+_NOT_IN_BLOCKS = "not in the blocked layout"
 
 # An operator that names files beside the model. ONNX Runtime finds these files only from the path of the model.
 _WITH_FILES = ("com.microsoft", "EPContext")
@@ -171,41 +175,66 @@ def get_or_build(request: SessionRequest, source: model_files.Source, probes: tu
     return artifact
 
 
-class _Model(NamedTuple):
-    """A rewritten model as a ModelProto, and the facts about it for an `Artifact`. A large model is in the file `path`, and its
-    tensors are in a second file in the same folder."""
-
-    proto: onnx.ModelProto
-    path: str | None
-    left: Counter[tuple[str, str]]
-    why_not_kept: str
-    blocked_regions: int = 0
-
-
 def _build(request: SessionRequest, source: model_files.Source, folder: str | os.PathLike[str] | None) -> Artifact:
     """Return a newly built model. Any files of the model are written to a temporary folder in `folder`."""
-    plan = make_plan(request, source)
+    settings, in_one_file = _settings(request, source), request.replacements.from_memory
+    is_custom = request.is_native and request.written_operators == "custom"
+    uses_blocks = is_custom and request.blocked_layout and not request.replacements.names
+    own_helpers: AbstractContextManager[Helpers | None] = nullcontext(request.helpers)
+    if is_custom and not request.helpers:
+        own_helpers = ahead.helpers(source.proto)
     with ExitStack() as files:
-        with _helpers_in_context(request, plan, source) as helpers:
-            rewritten = plan.rewrite(source) if plan.rewrite else RewrittenModel(source, source.proto, Counter(), Counter())
-            if not rewritten.done and source.path and not (plan.uses_blocks and has_regions(rewritten.lazy_model)):
+        with own_helpers as helpers:
+            if settings:
+                rewritten = rewrite_model(source, settings)
+            else:
+                rewritten = RewrittenModel(source, source.proto, Counter(), Counter())
+            if not rewritten.done and source.path and not (uses_blocks and has_regions(rewritten.lazy_model)):
                 source.check()
                 return Artifact(None, ExitStack(), left=rewritten.left)  # ONNX Runtime reads the model's own file
-            if not plan.rewrite:
+            if not settings:
                 rewritten.lazy_model = source.whole()
-            model = _to_proto(rewritten, plan, folder, files)
+            left, why_not_kept, blocked_regions = rewritten.left, rewritten.write_error, 0
+            proto, path = _to_proto(rewritten.lazy_model, in_one_file, folder, files)
             source.check()
             source.forget()
             del rewritten
-            if plan.uses_blocks:  # which may need fewer regions
-                model = _lay_out_in_blocks(model, request)
+            if uses_blocks:  # which may need fewer regions
+                made = lay_out(proto, request, path)
+                left = left + Counter({(REGION.full_name, f"{_NOT_IN_BLOCKS}: {why}"): n for why, n in made.left_out.items()})
+                # A model that was built without ONNX Runtime's own optimized model is slower, and must not be cached.
+                why_not_kept, blocked_regions = why_not_kept or made.write_error, made.in_layout
+                if made.model:
+                    proto, path = made.model, path and _exchange(path, made.model)
             if helpers:
-                ahead.finish(helpers, model.proto)
-        if plan.in_one_file:
-            content: bytes | str = model_files.in_one_file(model.proto)
+                ahead.finish(helpers, proto)
+        if in_one_file:  # ONNX Runtime would look for other files in memory
+            content: bytes | str = model_files.in_one_file(proto)
         else:
-            content = model.path or files.enter_context(model_files.session_source(model.proto, folder))
-        return Artifact(content, files.pop_all(), model.blocked_regions, model.left, model.why_not_kept)
+            content = path or files.enter_context(model_files.session_source(proto, folder))
+        return Artifact(content, files.pop_all(), blocked_regions, left, why_not_kept)
+
+
+def _settings(request: SessionRequest, source: model_files.Source) -> Settings | None:
+    """Return the settings with which the model of a request is rewritten, or None if there is nothing to rewrite."""
+    written, has_other_providers = request.written_operators, bool(request.other_providers)
+    needs_rewriting = written != "custom" or has_other_providers or optimize.has_nodes_to_rewrite(source.proto)
+    # A large model that does not run from its own file is written to another one, as every rewritten large model is.
+    if not needs_rewriting and not (source.is_large and (source.path is None or has_regions(source.proto))):
+        return None
+    levels = onnxruntime.GraphOptimizationLevel
+    is_basic = request.options.graph_optimization_level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
+    return Settings(
+        qdq="float" if request.takes_all_qdq else request.qdq,
+        operators=written,
+        keep_quantized_weights=request.keep_quantized_weights,
+        native_operators=request.is_native,
+        keep_initializers_as_inputs=request.keep_initializers_as_inputs,
+        replaced=request.replacements.names,
+        # A user who turns off ONNX Runtime's integer operators does not want ours either.
+        integers="nowhere" if is_basic or config_entry(request.options, DISABLE_QUANT_QDQ) == "1" else "here",
+        has_other_providers=has_other_providers,
+    )
 
 
 def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
@@ -216,37 +245,15 @@ def helpers(request: SessionRequest) -> AbstractContextManager[Helpers | None]:
     return nullcontext()
 
 
-def _helpers_in_context(
-    request: SessionRequest, plan: PreparationPlan, source: model_files.Source
-) -> AbstractContextManager[Helpers | None]:
-    """Return a context with the helpers of a session: those of the request, or else new ones."""
-    if request.helpers or not plan.compiles_ahead:
-        return nullcontext(request.helpers)
-    return ahead.helpers(source.proto)
-
-
 def _to_proto(
-    rewritten: RewrittenModel, plan: PreparationPlan, folder: str | os.PathLike[str] | None, files: ExitStack
-) -> _Model:
+    model: model_files.Model, in_one_file: bool, folder: str | os.PathLike[str] | None, files: ExitStack
+) -> tuple[onnx.ModelProto, str | None]:
     """Return a model with its tensors read and computed. A large model is written to a temporary folder in `folder`, which
-    exists until `files` is closed."""
-    model, path = rewritten.lazy_model, None
-    if isinstance(model, ir.Model) and model_files.is_large(model) and not plan.in_one_file:
+    exists until `files` is closed: to the returned path, and its tensors to a second file."""
+    if isinstance(model, ir.Model) and model_files.is_large(model) and not in_one_file:
         path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
-        proto = model_files.write_apart(model, path)
-    else:
-        proto = model_files.as_proto(model)
-    # A model that was built without ONNX Runtime's own optimized model is slower, and must not be cached.
-    return _Model(proto, path, rewritten.left, why_not_kept=rewritten.write_error)
-
-
-def _lay_out_in_blocks(model: _Model, request: SessionRequest) -> _Model:
-    """Return the model with its regions in the blocked layout, where that is possible."""
-    made = lay_out(model.proto, request, model.path)
-    left = Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in made.left_out.items()})
-    path = _exchange(model.path, made.model) if model.path and made.model else model.path
-    why_not_kept = model.why_not_kept or made.write_error
-    return _Model(made.model or model.proto, path, model.left + left, why_not_kept, made.in_layout)
+        return model_files.write_apart(model, path), path
+    return model_files.as_proto(model), None
 
 
 def _exchange(path: str, proto: onnx.ModelProto) -> str:

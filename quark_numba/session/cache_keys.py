@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import reprlib
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from ..compiling.user_folder import without_links
 from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
+from ..ort.cached_nodes import added_operators
 from ..version import __version__
 
 # The prefix of names, which distinguishes them from names of other programs, and the number of hexadecimal digits after it.
@@ -55,7 +55,7 @@ def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Map
         "options": facts,
         "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(version_of, _DISTRIBUTIONS)],
         "package": digest_of_package() or __version__,
-        "operators": _list_added_operators(),
+        "operators": added_operators(),
         "processor": [platform.machine(), *host],
     }
     return _make_name(json.dumps(parts, sort_keys=True))
@@ -63,12 +63,6 @@ def name_entry(folder: Path, paths: Iterable[str | os.PathLike[str]], facts: Map
 
 def _make_name(text: str) -> str:
     return PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
-
-
-def _list_added_operators() -> list[tuple[str, int]]:
-    """Return the operators that were added from outside the package, or none if the catalog is not loaded."""
-    catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
-    return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 def recall_files(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
@@ -93,11 +87,17 @@ def _find_digest(folder: Path, path: str, others: list[str]) -> str:
     if all(abs(now - changed) > _RACY_NS for changed in before[2:]):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            with temporary_folder(folder) as place:
-                written = Path(place, record.name)
-                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest, "files": others}))
-                written.replace(record)
+            write(folder, record, {"path": path, "state": before, "sha256": digest, "files": others})
     return digest
+
+
+def write(folder: Path, path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file in the folder of a cache atomically, in JSON. Only this user may change the file."""
+    with temporary_folder(folder) as place:
+        written = Path(place, path.name)
+        written.write_text(json.dumps(content))
+        written.chmod(0o644)
+        written.replace(path)
 
 
 def _read_record(record: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ replaces the initializers as it would replace the model's. Its error, or the out
    does not exist. If the error differs from the error with new options, ONNX Runtime looked for the file in memory.
 3. Only if so: are the files of all other tensors in memory (`_find_from_memory`)? The probe has the tensors of step 1, and the
    others with the names of their own files. The others are empty, because nothing has to be read. No error: all are replaced.
-4. Which of the remaining initializers does ``add_initializer`` replace (`_find_replaced`)? In the probe they are empty. An
+4. Which of the remaining initializers does ``add_initializer`` replace (`find_replacements`)? In the probe they are empty. An
    output that is not empty was replaced.
 """
 
@@ -60,7 +60,13 @@ def find_replacements(model: onnx.ModelProto, options: onnxruntime.SessionOption
     from_memory = has_files_in_memory(options, make_probe_of_a_file(), make_probe_of_a_file(added), providers)
     if from_memory:
         in_files |= _find_from_memory(model, options, added, providers)
-    return Replacements(_find_replaced(model, options, in_files, added, providers), in_files, from_memory)
+    empty = [tensor for tensor in _make_empty(model) if tensor.name not in in_files]
+    if not empty:
+        return Replacements(in_files, in_files, from_memory)
+    names = [tensor.name for tensor in empty]
+    values = create_probe_session(_write_probe([*empty, *added]), options, providers).run_with_ort_values(names, {})
+    replaced = {name for name, value in zip(names, values, strict=True) if value.shape() != [0]}
+    return Replacements(in_files | replaced, in_files, from_memory)
 
 
 def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any) -> frozenset[str]:
@@ -79,18 +85,14 @@ def _find_in_place_of_files(model: onnx.ModelProto, options: onnxruntime.Session
         return frozenset(tensors)
     names: set[str] = set()
     while error:
-        missing = _find_missing(error, tensors.keys() - names)
+        # The message ends with the name of the missing initializer and a period. Names may have spaces: the longest is meant.
+        named = (name for name in tensors.keys() - names if str(error).endswith(f" {name}."))
+        missing = max(named, key=len, default=None)
         if missing is None:
             raise error
         names.add(missing)
         error = error_with(names)
     return frozenset(names)
-
-
-def _find_missing(error: Exception, names: Iterable[str]) -> str | None:
-    """Return the initializer that ONNX Runtime misses in a probe, or None if the error has another cause. The message ends with
-    the initializer's name and a period. Names may have spaces, so the longest match is the name."""
-    return max((name for name in names if str(error).endswith(f" {name}.")), key=len, default=None)
 
 
 def _find_from_memory(
@@ -115,23 +117,6 @@ def _find_from_memory(
     if error:
         raise error
     return frozenset(tensor.name for tensor in _walk_files(model))
-
-
-def _find_replaced(
-    model: onnx.ModelProto,
-    options: onnxruntime.SessionOptions,
-    in_files: frozenset[str],
-    added: Sequence[TensorProto],
-    providers: Any,
-) -> frozenset[str]:
-    """Return `in_files`, and the other initializers that `options` replace (``SessionOptions.add_initializer``). In the probe
-    these initializers are empty, and an output that is not empty was replaced."""
-    empty = [tensor for tensor in _make_empty(model) if tensor.name not in in_files]
-    names = [tensor.name for tensor in empty]
-    if not names:
-        return in_files
-    values = create_probe_session(_write_probe([*empty, *added]), options, providers).run_with_ort_values(names, {})
-    return in_files | {name for name, value in zip(names, values, strict=True) if value.shape() != [0]}
 
 
 def make_probe(model: onnx.ModelProto) -> bytes:

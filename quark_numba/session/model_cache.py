@@ -249,7 +249,7 @@ def _open(entry: Path) -> Artifact:
     with suppress(OSError):
         if any(states[name] != state for name, (state, _) in files.items()):
             manifest["files"] = {name: [states[name], digest] for name, (_, digest) in files.items()}
-            _write(entry / _MANIFEST, json.dumps(manifest).encode())
+            cache_keys.write(entry.parent, entry / _MANIFEST, manifest)
         os.utime(entry / _MANIFEST)
     return kept
 
@@ -266,12 +266,3 @@ def _is_own(entry: Path) -> bool:
 def _digest(path: Path) -> str:
     with open(path, "rb", opener=without_links) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file of an entry atomically. Only this user may change the file."""
-    with temporary_folder(path.parents[1]) as place:
-        written = Path(place, path.name)
-        written.write_bytes(content)
-        written.chmod(0o644)
-        written.replace(path)

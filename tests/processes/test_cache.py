@@ -100,11 +100,11 @@ check("uint16", size=5_000)
 def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
     """When a session needs a function that has to be compiled, it logs one line, which Python shows by default."""
     caplog.set_level("INFO", "quark_numba.compiling")
-    monkeypatch.setattr(cache, "_process", cache._Process())
+    monkeypatch.setattr(cache, "process", cache._Process())
     compiled = cache._File("f_", ())
     for waits in (False, True, False):
         if waits:
-            cache.warn_on_next_compile()
+            cache.process.warns_on_next_compile = True
         compiled.find(bytes)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO", "INFO"]
     assert caplog.records[1].getMessage() == "compiling kernels takes some seconds; they are kept in memory alone"

@@ -12,6 +12,7 @@ from quark_numba import optimize
 from quark_numba.region.activations import ACTIVATIONS, fma_in_float64, on_arrays
 from quark_numba.rewriting import activation_probe as activations
 from quark_numba.rewriting import onnx_runtime
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 
@@ -68,7 +69,7 @@ def test_joins_a_region(name):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_not_on_the_cuda_provider(name):
-    assert operators(rewrite_model(sigmoid_model(name), operators="cuda").model) == [name, "Region"]
+    assert operators(rewrite_model(sigmoid_model(name), Settings(operators="cuda")).model) == [name, "Region"]
 
 
 def test_gelu_between_round_trips_is_one_region():

@@ -13,7 +13,7 @@ from standard_models import in_standard_operators, plain_session
 
 from quark_numba.rewriting import bounds
 from quark_numba.rewriting.bounds import Bounds
-from quark_numba.rewriting.graph import Graph
+from quark_numba.rewriting.graph import Graph, Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 SHAPE = (2, 4, 6, 6)
@@ -90,7 +90,7 @@ def node_model(nodes, constants=(), opset=22):
 
 
 def bounds_of(source):
-    graph = Graph(ir.from_proto(source), keep_quantized_weights=True)
+    graph = Graph(ir.from_proto(source), Settings(keep_quantized_weights=True))
     known = Bounds(graph)
     return {value.name: known.find(value) for node in graph.model.graph.all_nodes() for value in node.outputs}
 
@@ -143,7 +143,7 @@ def test_round_trips(name, scale):
         nodes.append(helper.make_node("Clip", ["x", f"least{k}", f"most{k}"], [f"clipped{k}"]))
         nodes += pair(f"clipped{k}", f"codes{k}", f"z{k}", ("s", "p"), domain=domain)
         nodes.append(helper.make_node("Tanh", [f"z{k}"], [f"t{k}"]))
-    in_one = rewrite_model(node_model(nodes, given, opset=25), qdq="float", native_operators=False).model
+    in_one = rewrite_model(node_model(nodes, given, opset=25), Settings(qdq="float", native_operators=False)).model
     found = assert_bounds_hold(in_one)
     assert all(math.isfinite(found[f"z{k}"]) for k in range(16))
 

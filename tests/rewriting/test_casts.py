@@ -11,8 +11,7 @@ from rewritten_models import assert_rewritten, assert_same_values, exact_session
 import quark_numba
 from quark_numba import optimize
 from quark_numba.rewriting import casts
-from quark_numba.rewriting.optimize import rewrite_model
-from quark_numba.session.plan import has_nodes_to_rewrite
+from quark_numba.rewriting.optimize import has_nodes_to_rewrite, rewrite_model
 
 pytestmark = pytest.mark.compiled
 

@@ -14,8 +14,7 @@ import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.cli import inventory
 from quark_numba.rewriting.channels_last import REWRITTEN
-from quark_numba.rewriting.optimize import rewrite_model
-from quark_numba.session.plan import has_nodes_to_rewrite
+from quark_numba.rewriting.optimize import has_nodes_to_rewrite, rewrite_model
 
 pytestmark = pytest.mark.compiled
 

@@ -25,6 +25,7 @@ from quark_numba.region import compiled_steps
 from quark_numba.region.key import ZERO_POINTS
 from quark_numba.rewriting import block_codes
 from quark_numba.rewriting.constants import CODES, CONSTANT
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.onnx_runtime import RELEASE
 from quark_numba.rewriting.optimize import rewrite_model
 
@@ -102,7 +103,8 @@ def test_constants_of_block_formats_are_computed(operator):
     result = assert_rewritten(before, ["Mul"], ONE)
     assert result.done == {(f"com.amd.quark::{operator}", CONSTANT): 1}
     # BFP has no codes in tensors, and no backend but the native one has the node that dequantizes MX's.
-    after = rewrite_model(before, keep_quantized_weights=True, native_operators=operator != "MXQuantizeDequantize").model
+    settings = Settings(keep_quantized_weights=True, native_operators=operator != "MXQuantizeDequantize")
+    after = rewrite_model(before, settings).model
     assert after.graph == result.model.graph
 
 
@@ -115,7 +117,7 @@ SHAPES_AND_AXES = [((70, 50), 0), ((70, 50), -1), ((130,), 3), ((4, 3, 65, 2), 2
 def test_codes_of_block_formats_are_kept(name, shape, axis):
     weight = np.random.default_rng(44).normal(0, 3, shape).astype(np.float32)
     before = blocks_model(weight, axis=axis, element_dtype=name, block_size=20)
-    result = rewrite_model(before, keep_quantized_weights=True)
+    result = rewrite_model(before, Settings(keep_quantized_weights=True))
     assert_same_values(before, result.model, ONE)
     row = MX_ELEMENT_TYPES[name]
     if not row.has_tensors(RELEASE):
@@ -126,7 +128,7 @@ def test_codes_of_block_formats_are_kept(name, shape, axis):
     codes, scales = result.model.graph.initializer
     oracle.assert_same_bits(from_tensor_proto(codes), mx_quantize(weight, element_dtype=name, axis=axis, block_size=20)[0])
     assert scales.data_type == (FLOAT32 if row.is_integer else FLOAT8E8M0).number
-    for after in (rewrite_model(result.model, keep_quantized_weights=True), rewrite_model(result.model)):
+    for after in (rewrite_model(result.model, Settings(keep_quantized_weights=True)), rewrite_model(result.model)):
         assert_same_values(before, after.model, ONE)
     assert operators(after.model) == ["Mul"]
 
@@ -137,7 +139,7 @@ def test_scales_that_an_older_onnx_runtime_lacks(name, is_kept, monkeypatch):
     """ONNX Runtime has tensors of float8e8m0 since 1.31. The scales of int8 are float32."""
     monkeypatch.setattr(block_codes, "RELEASE", (1, 30))
     before = blocks_model(np.ones((4, 40), np.float32), axis=1, element_dtype=name, block_size=20)
-    assert operators(rewrite_model(before, keep_quantized_weights=True).model) == (KEPT if is_kept else ["Mul"])
+    assert operators(rewrite_model(before, Settings(keep_quantized_weights=True)).model) == (KEPT if is_kept else ["Mul"])
 
 
 # Inf has no code in most types. The scale of the last block should be 2**-128, but there is none below 2**-127.
@@ -167,7 +169,7 @@ def test_codes_that_take_more_room_than_floats():
     weight = np.random.default_rng(47).normal(0, 3, (512, 3)).astype(np.float32)
     for columns, name, expected in [(3, "int8", KEPT), (3, "fp8_e4m3", KEPT), (1, "int8", ["Mul"])]:
         before = blocks_model(weight[:, :columns], axis=1, element_dtype=name)
-        assert operators(rewrite_model(before, keep_quantized_weights=True).model) == expected
+        assert operators(rewrite_model(before, Settings(keep_quantized_weights=True)).model) == expected
 
 
 @pytest.mark.by_default(1)
@@ -215,7 +217,7 @@ def test_codes_stay_kept_where_a_region_reads_them():
     result = assert_rewritten(
         model(nodes, ["x"], ["z"], initializers=initializers), [DQ, "Region"], {"x": X}, keep_quantized_weights=True
     )
-    assert rewrite_model(result.model, keep_quantized_weights=True).model.graph == result.model.graph
+    assert rewrite_model(result.model, Settings(keep_quantized_weights=True)).model.graph == result.model.graph
 
 
 def test_invalid_nodes_are_left():

@@ -13,6 +13,7 @@ import quark_numba
 from quark_numba.element_types import find
 from quark_numba.rewriting.constants import CONSTANT, KEPT
 from quark_numba.rewriting.dynamic_pairs import FUSED, SHARED
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.renamed_operators import RENAMED
 
@@ -122,9 +123,9 @@ def test_nodes_that_onnx_runtime_lacks_are_renamed():
     (y,) = quark_numba.InferenceSession(before).run(None, {"x": X})
     (expected,) = quark_numba.InferenceSession(before, qdq="float").run(None, {"x": X})
     assert y.tobytes() == expected.tobytes()
-    assert rewrite_model(before, qdq="float").done == result.done
-    assert rewrite_model(before, qdq="onnxruntime").done == {(DEQUANTIZE, RENAMED): 1}
-    left = rewrite_model(before, native_operators=False).left
+    assert rewrite_model(before, Settings(qdq="float")).done == result.done
+    assert rewrite_model(before, Settings(qdq="onnxruntime")).done == {(DEQUANTIZE, RENAMED): 1}
+    left = rewrite_model(before, Settings(native_operators=False)).left
     assert "only the native backend has the node that would replace it" in " ".join(reason for _, reason in left)
 
 
@@ -152,7 +153,7 @@ def test_weights(keep_quantized_weights, are_inputs):
         held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
         before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
     how = {"keep_quantized_weights": keep_quantized_weights, "keep_initializers_as_inputs": False}
-    result = rewrite_model(before, **how)
+    result = rewrite_model(before, Settings(**how))
     assert operators(result.model) == (["Dequantize", "MatMul"] if keep_quantized_weights else ["MatMul"])
     assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_quantized_weights
     if keep_quantized_weights:
@@ -179,7 +180,7 @@ def test_models_of_modelopt(name):
     """No quantization node is left but round trips, and all values that both models have are equal."""
     path = MODELS / "nvidia" / f"{name}_m.onnx"
     before, (feeds, _) = onnx.load(path), expectation(path)
-    after = rewrite_model(path, keep_initializers_as_inputs=False).model
+    after = rewrite_model(path, Settings(keep_initializers_as_inputs=False)).model
     found = [(node.domain, node.op_type) for node in after.graph.node if node.domain]
     expected = {"fp8": ("quark_numba", "Region"), "nvfp4": ("quark_numba", "NVFP4QuantizeDequantize")}[name]
     assert found == [expected] * 8

@@ -16,6 +16,7 @@ from quark_numba import optimize
 from quark_numba.fake_quantization.key import CASTS, FORMS, ROUNDING_MODES
 from quark_numba.rewriting.clips import FUSED
 from quark_numba.rewriting.fake_quantizers import REWRITTEN
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
@@ -156,14 +157,14 @@ def test_clips_that_stay():
     no_constant.graph.initializer.remove(next(each for each in no_constant.graph.initializer if each.name == "low"))
     no_constant.graph.input.append(helper.make_tensor_value_info("low", onnx.TensorProto.INT8, []))
     for before in (other_user, no_constant):
-        result = rewrite_model(before, qdq="float")
+        result = rewrite_model(before, Settings(qdq="float"))
         assert "Clip" in operators(result.model)
         assert_same_values(before, result.model, {**FEEDS, "low": np.int8(-3)}, qdq="float")
     assert "Clip" in operators(optimize(clipped(), qdq="onnxruntime"))
 
 
 def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
-    result = rewrite_model(clipped(scale=(5,), axis=7), qdq="float")
+    result = rewrite_model(clipped(scale=(5,), axis=7), Settings(qdq="float"))
     assert "Clip" in operators(result.model)
     assert any("not valid: the axis of the parameters is 7" in reason for _, reason in result.left)
 
@@ -180,13 +181,13 @@ def test_models_of_other_quantizers(path, qdq):
     before = onnx.load(path)
     held = {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
     for keep in (True, False):
-        result = rewrite_model(path, qdq=qdq, keep_initializers_as_inputs=keep)
+        result = rewrite_model(path, Settings(qdq=qdq, keep_initializers_as_inputs=keep))
         inputs = [each.name for each in (before if keep else result.model).graph.input]
         assert [each.name for each in result.model.graph.input] == inputs
         assert keep or inputs == [*feeds]
         assert_same_values(before, result.model, held | feeds, qdq=qdq)
     if "qcdq" in path.stem:
-        assert rewrite_model(path, qdq="onnxruntime").model.graph.input == before.graph.input
+        assert rewrite_model(path, Settings(qdq="onnxruntime")).model.graph.input == before.graph.input
 
 
 def test_single_steps_beside_convolutions_are_regions():

@@ -8,6 +8,7 @@ from rewritten_models import DQ, assert_rewritten, assert_same_values, constant,
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.rewriting.gathers import MOVED
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
@@ -54,7 +55,7 @@ def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
 )
 def test_what_stays(arguments):
     before, feeds = table_model(**arguments)
-    result = rewrite_model(before, keep_quantized_weights=True)
+    result = rewrite_model(before, Settings(keep_quantized_weights=True))
     assert not any(what == MOVED for _, what in result.done)
     assert_same_values(before, result.model, feeds)
 
@@ -72,4 +73,4 @@ def test_indices_from_the_table_stay():
     """The constant may also be what another Gather takes as its indices."""
     nodes = [f"d = com.amd.quark.{DQ} (t, s)", "c = Cast <to = 7> (d)", "y = Gather (x, c)"]
     before = model(nodes, [("x", "float32", [3])], ["y"], initializers=[constant("t", [1, 0], np.uint8), *floats(s=1)])
-    assert operators(rewrite_model(before, keep_quantized_weights=True).model) == [DQ, "Cast", "Gather"]
+    assert operators(rewrite_model(before, Settings(keep_quantized_weights=True)).model) == [DQ, "Cast", "Gather"]

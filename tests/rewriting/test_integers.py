@@ -18,6 +18,7 @@ from quark_numba.declaration.reasons import NotRewrittenError
 from quark_numba.element_types import find
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, config_entry
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.integers import groups as integer_operators
 from quark_numba.rewriting.integers.codes import known_codes
 from quark_numba.rewriting.onnx_runtime import multiplies_exactly
@@ -97,7 +98,7 @@ def check(before, integer, integers="here"):
     """Check that a model becomes these operators, and gives what ONNX Runtime gives of it node by node."""
     own, after = (
         ("Quantize", "Dequantize", "QuantizeDequantizeLinear", "Constant"),
-        rewrite_model(before, integers=integers).model,
+        rewrite_model(before, Settings(integers=integers)).model,
     )
     assert [name for name in operators(after) if name not in own] == [*integer]
     known = {each.name for each in (*after.graph.input, *after.graph.initializer)} | {""}
@@ -235,7 +236,7 @@ def test_a_group_of_int8_becomes_uint8(always):
     u = layers.quantized(layers.put("Mul", t, t, y="u0"), "u", 64 * 64, 12)
     z = layers.put("Softmax", u, y="z")
     before = layers.model(z)
-    after = rewrite_model(before, integers="here").model
+    after = rewrite_model(before, Settings(integers="here")).model
     assert operators(after) == ["Quantize", "QLinearConv", "Transpose", "QLinearMul", "Dequantize", "Softmax"]
     assert {each.data_type for each in after.graph.initializer if "zero_point" in each.name} == {onnx.TensorProto.UINT8, 3}
     feeds = {"x": np.random.default_rng(5).integers(-64, 64, IMAGE).astype(np.float32)}
@@ -392,7 +393,7 @@ def test_weights_have_int8_where_products_are_exact(always, largest):
         codes = np.full((24, 9), -largest, np.int8)
         layers.constants[0].CopyFrom(constant("w_codes", codes))
         before = layers.rounded(layers.put("MatMul", layers.input("x", ROWS), "w"), 64, 100)
-        after = rewrite_model(before, integers=integers).model
+        after = rewrite_model(before, Settings(integers=integers)).model
         (node,) = [each for each in after.graph.node if each.op_type == "QLinearMatMul"]
         (weights,) = [each for each in after.graph.initializer if each.name == node.input[3]]
         is_exact = largest == 64 or (integers == "here" and multiplies_exactly())
@@ -411,7 +412,7 @@ def test_results_differ_by_one_code_beside_ties_alone(always):
         v = layers.put("MatMul", layers.input("x", (500, 24), scale), w)
         before = layers.rounded(v, of_y)
         x = random.normal(0, 2, (500, 24)).astype(np.float32)
-        (y,) = exact_session(rewrite_model(before, integers="here").model).run(None, {"x": x})
+        (y,) = exact_session(rewrite_model(before, Settings(integers="here")).model).run(None, {"x": x})
         codes = {each.name: each for each in layers.constants}
         weights = onnx.numpy_helper.to_array(codes["w_codes"]).astype(np.float64) * of_w.astype(np.float32).astype(np.float64)
         steps = (np.rint(x / scale) + layers.zero_points[0]).clip(0, 255) - layers.zero_points[0]

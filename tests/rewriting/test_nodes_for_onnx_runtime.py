@@ -13,6 +13,7 @@ import quark_numba
 from quark_numba import optimize
 from quark_numba.models.model_files import Source
 from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, config_entry
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import choose_qdq, rewrite_model
 from quark_numba.session.build import get_or_build
 from quark_numba.session.request import SessionRequest
@@ -21,14 +22,8 @@ pytestmark = pytest.mark.compiled
 
 
 # A model on the CPU with the native backend, and what differs from it in a row.
-ON_THE_CPU = {
-    "operators": "custom",
-    "native_operators": True,
-    "has_other_providers": False,
-    "runs_all": lambda: False,
-    "integers": "here",
-}
-OTHER, RUN = {"has_other_providers": True}, {"runs_all": lambda: True}
+ON_THE_CPU = Settings(integers="here")
+OTHER, RUN = {"has_other_providers": True}, {"runs_all": True}
 
 
 @pytest.mark.parametrize(
@@ -53,9 +48,11 @@ OTHER, RUN = {"has_other_providers": True}, {"runs_all": lambda: True}
 )
 def test_what_becomes_of_onnxs_own_nodes(differs, expected):
     """The rows of the table in the page of sessions."""
-    given = ON_THE_CPU | differs
-    assert choose_qdq("auto", **given) == expected
-    assert [choose_qdq(qdq, **given) for qdq in ("float", "onnxruntime")] == ["float", "onnxruntime"]
+    runs_all = differs.get("runs_all", False)
+    settings = ON_THE_CPU._replace(**{name: value for name, value in differs.items() if name != "runs_all"})
+    for qdq in ("auto", "float", "onnxruntime"):
+        chosen = choose_qdq(settings._replace(qdq=qdq), lambda: runs_all)
+        assert chosen == (expected if qdq == "auto" else qdq)
 
 
 @pytest.fixture
@@ -67,7 +64,7 @@ def rounded_relu():
 
 def test_integer_models_are_onnx_runtimes(rounded_relu):
     before = rounded_relu
-    result = rewrite_model(before, qdq="onnxruntime", native_operators=False)
+    result = rewrite_model(before, Settings(qdq="onnxruntime", native_operators=False))
     assert operators(result.model) == operators(before)
     assert {text for _, text in result.left} == {"ONNX Runtime may fuse it with its neighbours into an integer operator"}
     before.graph.value_info.append(helper.make_tensor_value_info("x", 1, X.shape))
@@ -112,7 +109,7 @@ def test_no_node_keeps_a_name_that_onnx_runtimes_optimizers_know(qdq):
         }
         """)
     before.opset_import.add(domain="com.microsoft", version=1)
-    after = rewrite_model(before, qdq=qdq).model
+    after = rewrite_model(before, Settings(qdq=qdq)).model
     branches = [attribute.g for node in after.graph.node for attribute in node.attribute if attribute.HasField("g")]
     found = [node.op_type for graph in (*branches, *after.functions) for node in graph.node]
     assert sorted(found) == ["Dequantize", "Dequantize", "Dequantize", "Neg", "Quantize", "Resize"]

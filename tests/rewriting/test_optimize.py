@@ -34,6 +34,7 @@ import quark_numba
 from quark_numba import ModelError, cli, optimize
 from quark_numba.models import model_files
 from quark_numba.rewriting.constants import CONSTANT, INPUT
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import FUSED
 
@@ -137,7 +138,7 @@ def test_generated_graphs(examples):
     @given(graphs(NAMES[:3] if examples == 5 else NAMES))  # these kernels are those of other tests
     def check(graph_and_keep_quantized_weights):
         before, keep_quantized_weights = graph_and_keep_quantized_weights
-        result = rewrite_model(before, keep_quantized_weights=keep_quantized_weights)
+        result = rewrite_model(before, Settings(keep_quantized_weights=keep_quantized_weights))
         after = result.model
         assert_same_values(before, after, {"x": X})
         assert len(after.graph.node) <= len(before.graph.node)

@@ -24,6 +24,7 @@ from quark_numba import optimize
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import find
 from quark_numba.ort import c_api
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.pairs import FUSED, SHARED
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.compiled
 def test_pairs_are_fused(name):
     parameters = scale_and_zero_point(name, 0.3, 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5)
     before = model([*pair(), "z = Relu (y)"], [("x", "float32", X.shape)], [("z", "float32", X.shape)], initializers=parameters)
-    result = rewrite_model(before, native_operators=False)
+    result = rewrite_model(before, Settings(native_operators=False))
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
     assert [(each.domain, each.version) for each in result.model.opset_import][-1] == ("quark_numba", 1)
     assert result.done == {(f"com.amd.quark::{Q}", FUSED): 1, (f"com.amd.quark::{DQ}", FUSED): 1}
@@ -104,7 +105,7 @@ def test_what_is_left_and_why(nodes, outputs, reason):
     inputs = ["x", "scale_in"] if reason and "shape" in reason else ["x"]
     outputs = [("codes", "int8", None) if each == "codes" else each for each in outputs]
     before = model(nodes, inputs, outputs, initializers=initializers)
-    result = rewrite_model(before, native_operators=False)
+    result = rewrite_model(before, Settings(native_operators=False))
     if reason is None:
         assert not result.left
     else:

@@ -51,6 +51,7 @@ from quark_numba.region.loops import (
 )
 from quark_numba.region.step_operators import BLOCK_ROUND_TRIPS, CAST, FAKE_QUANTIZE, ROUND_TRIP, STEP_OPERATORS
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.regions import MERGED
 
@@ -409,7 +410,7 @@ def test_the_account():
     assert counts == {f"quark_numba::{ROUND_TRIP}": 1, "ai.onnx::Relu": 1, "ai.onnx::Neg": 1}
     (region,) = result.model.graph.node
     assert (region.op_type, region.output) == ("Region", ["last"])
-    without = rewrite_model(small([*pair(), "z = Relu (y)"], "z"), native_operators=False)
+    without = rewrite_model(small([*pair(), "z = Relu (y)"], "z"), Settings(native_operators=False))
     assert without.done.keys() == rewrite_model(small(pair(), "y")).done.keys()
 
 

@@ -7,6 +7,7 @@ from onnx_models import model
 from rewritten_models import Q, assert_same_values, floats, pair, scale_and_zero_point
 
 from quark_numba.rewriting import round_trips
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.round_trips import ROUND_TRIP
 
@@ -31,7 +32,7 @@ def test_round_trips_are_dropped_where_all_codes_come_back(name):
     row, dtype = oracle.TYPES[name], oracle.dtype(name)
     zero_point = 3 if isinstance(row, oracle.Integer) and row.bits > 2 else 0
     before = back_and_forth(name, scale_and_zero_point(name, 0.25, zero_point), domain=domain, opset=25)
-    result = rewrite_model(before, qdq="onnxruntime" if domain else "float")
+    result = rewrite_model(before, Settings(qdq="onnxruntime" if domain else "float"))
     assert drops(result) == 2 * (isinstance(row, oracle.Integer) and row.bits < 32)
     if drops(result):
         assert len(result.model.graph.node) == 1

@@ -23,6 +23,7 @@ from quark_numba import ModelError
 from quark_numba.element_types import find
 from quark_numba.linear.dispatch import TABLE
 from quark_numba.models import protos
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.onnx_runtime import casts_to
 from quark_numba.rewriting.optimize import rewrite_model
 
@@ -70,7 +71,7 @@ def assert_right(key, source, x, scale, zero_point, spread, are_constants, level
     """Assert that the standard form gives the bits of the oracle."""
     why = reason(key, are_constants)
     if why:
-        assert list(rewrite_model(source, operators="standard").left) == [(f"quark_numba::{OWN[key.operation]}", why)]
+        assert list(rewrite_model(source, Settings(operators="standard")).left) == [(f"quark_numba::{OWN[key.operation]}", why)]
         return
     standard = in_standard_operators(source)
     is_cast = key.operation != "quantize_dequantize" or not are_constants
@@ -215,7 +216,7 @@ def one_pair(name="int8", opset=17):
 
 def test_result_in_standard_operators_stays():
     standard = in_standard_operators(one_pair("bfloat16"))
-    again = rewrite_model(standard, operators="standard")
+    again = rewrite_model(standard, Settings(operators="standard"))
     assert not again.done
     assert again.model == standard
 
@@ -271,7 +272,7 @@ def test_subgraphs_and_functions():
             w = com.amd.quark.ExtendedDequantizeLinear (c, s2, z2)
         }"""
     source = parser.parse_model(text)
-    standard = rewrite_model(source, operators="standard")
+    standard = rewrite_model(source, Settings(operators="standard"))
     assert not standard.left
     domains = {node.domain for node in protos.nodes(standard.model.graph, *standard.model.functions)}
     assert domains == {""}

@@ -25,6 +25,7 @@ from quark_numba.block.operators import MX as MX_OPERATOR
 from quark_numba.declaration import Builder
 from quark_numba.declaration.standard_arithmetic import nearest, power_of_two
 from quark_numba.element_types import ELEMENT_TYPES, FLOAT16, find
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 f32 = np.float32
@@ -194,7 +195,8 @@ def test_reasons():
     ):
         source = one_node(BFP_OPERATOR, BFP[name], "float32", lengths)
         source.opset_import[0].version = opset
-        assert list(rewrite_model(source, operators="standard").left) == [("com.amd.quark::BFPQuantizeDequantize", reason)]
+        left = rewrite_model(source, Settings(operators="standard")).left
+        assert list(left) == [("com.amd.quark::BFPQuantizeDequantize", reason)]
 
 
 # The formats of NVIDIA.

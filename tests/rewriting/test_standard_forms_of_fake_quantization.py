@@ -18,6 +18,7 @@ from standard_models import LEVELS, in_standard_operators, plain_session
 from quark_numba.catalog import OPERATORS
 from quark_numba.fake_quantization.key import CASTS, FORMS, ROUNDING_MODES
 from quark_numba.fake_quantization.operators import FAKE_QUANTIZE
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
@@ -150,7 +151,7 @@ def test_unknown_shapes(operator):
     """Without the shape of x, nodes have the same bits."""
     for seed in range(8):
         node = random_node(operator.domain, operator.name, seed)
-        result = rewrite_model(node.model(constants=True), operators="standard")
+        result = rewrite_model(node.model(constants=True), Settings(operators="standard"))
         assert not result.left
         assert {each.domain for each in result.model.graph.node} == {""}
         assert_same_bits(plain_session(result.model).run(None, node.feeds(constants=True))[0], node.expected())
@@ -216,7 +217,7 @@ def test_computed_parameters(form):
         x, varying = x_for(seed), VARYING[form][-count:]
         source = own_model(form, "ROUND", parameters, varying=varying)
         if (form == "truncation" and not np.isnan(parameters["out_scale"]).all()) or parameters.get("max_val") == np.inf:
-            (left,) = rewrite_model(source, operators="standard").left
+            (left,) = rewrite_model(source, Settings(operators="standard")).left
             assert left[1].startswith(f"its {varying[0]} is not a constant")
             continue
         standard = in_standard_operators(source)
@@ -247,7 +248,7 @@ def test_opsets(form, opset):
     """Each form is in the model's own opset. The model is valid there, and has the same bits."""
     parameters = PARAMETERS[form][0]
     if form == "bfloat16" and opset < 13:
-        (left,) = rewrite_model(own_model(form, "ROUND", parameters, opset=opset), operators="standard").left
+        (left,) = rewrite_model(own_model(form, "ROUND", parameters, opset=opset), Settings(operators="standard")).left
         assert left[1] == f"opset {opset} has no Cast of bfloat16"
         return
     standard = in_standard_operators(own_model(form, "ROUND", parameters, opset=opset))
@@ -309,7 +310,7 @@ def test_beside_matrix_products():
 )
 def test_no_form(form, parameters, varying, why):
     """A node that has no form stays, with the reason, and nothing is written."""
-    result = rewrite_model(own_model(form, "ROUND", parameters, varying=varying), operators="standard")
+    result = rewrite_model(own_model(form, "ROUND", parameters, varying=varying), Settings(operators="standard"))
     assert list(result.left) == [(FAKE_QUANTIZE.full_name, why)]
     assert [each.op_type for each in result.model.graph.node] == ["FakeQuantize"]
 

@@ -9,6 +9,7 @@ from oracle import assert_same_bits
 from standard_models import LEVELS, in_standard_operators, plain_session
 
 from quark_numba.catalog import OPERATORS
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.tables import standard_form
 
@@ -119,7 +120,8 @@ def test_opsets(opset):
         source = node.model(constants=constants, shapes=shapes(node))
         source.opset_import[0].version = opset
         if opset < 12 and not constants:
-            assert [why for _, why in rewrite_model(source, operators="standard").left] == ["opset 11 has no GreaterOrEqual"]
+            left = rewrite_model(source, Settings(operators="standard")).left
+            assert [why for _, why in left] == ["opset 11 has no GreaterOrEqual"]
             continue
         y = plain_session(in_standard_operators(source)).run(None, node.feeds(constants=constants))[0]
         assert_same_bits(y, node.expected())
@@ -150,6 +152,6 @@ X = np.ones((2, 3), f32)
     ],
 )
 def test_no_form(node, constants, why):
-    result = rewrite_model(node.model(constants=constants, shapes=shapes(node)), operators="standard")
+    result = rewrite_model(node.model(constants=constants, shapes=shapes(node)), Settings(operators="standard"))
     assert list(result.left) == [(LUT.full_name, why)]
     assert [each.op_type for each in result.model.graph.node] == [LUT.name]

@@ -17,6 +17,7 @@ from text_graphs import text_model
 from quark_numba.element_types import find
 from quark_numba.element_types.operands import find_any
 from quark_numba.rewriting.constants import INPUT
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.onnx_runtime import casts_to
 from quark_numba.rewriting.optimize import rewrite_model
 from quark_numba.rewriting.standard_forms import ONNX_ONLY
@@ -107,7 +108,7 @@ def _ort_value(array):
 
 def assert_right(case, source, x=None, operators="standard", level="DISABLE_ALL"):
     """Assert that a model gives what the kernels compute. Return whether the node has a form."""
-    result = rewrite_model(source, operators=operators)
+    result = rewrite_model(source, Settings(operators=operators))
     reasons = [why for _, why in result.left if why != INPUT]
     if reasons:
         assert all(re.search(NO_FORM, why) for why in reasons), reasons
@@ -205,7 +206,7 @@ def test_beside_products(lengths, between, operators):
     )
     for each in (*source.graph.input, *source.graph.output):
         each.CopyFrom(helper.make_tensor_value_info(each.name, onnx.TensorProto.FLOAT, lengths))
-    result = rewrite_model(source, operators=operators)
+    result = rewrite_model(source, Settings(operators=operators))
     assert not result.left
     rng = np.random.default_rng(3)
     shape = (1, 1) if lengths == [1, 1] else (7, 7)

@@ -26,7 +26,7 @@ from quark_numba.compiling import sources, user_folder
 from quark_numba.errors import EnvironmentVariableError
 from quark_numba.models import file_states, model_files
 from quark_numba.rewriting import fusions
-from quark_numba.session import build, cache_keys, initializers, model_cache, plan
+from quark_numba.session import build, cache_keys, initializers, model_cache
 from quark_numba.session.model_cache import ModelCache
 
 pytestmark = pytest.mark.compiled
@@ -51,13 +51,13 @@ def folder(path):
 def builds(monkeypatch):
     """The models that were built, and not found in the cache."""
     made = []
-    optimized = plan.rewrite_model
+    optimized = build.rewrite_model
 
     def counted(*arguments, **named):
         made.append(arguments)
         return optimized(*arguments, **named)
 
-    monkeypatch.setattr(plan, "rewrite_model", counted)
+    monkeypatch.setattr(build, "rewrite_model", counted)
     return made
 
 

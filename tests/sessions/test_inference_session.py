@@ -22,7 +22,7 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.models import model_files
-from quark_numba.session.plan import has_nodes_to_rewrite
+from quark_numba.rewriting.optimize import has_nodes_to_rewrite
 
 pytestmark = pytest.mark.compiled
 

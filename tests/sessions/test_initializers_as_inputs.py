@@ -11,6 +11,7 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba.rewriting import constants
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 pytestmark = pytest.mark.compiled
@@ -107,7 +108,7 @@ def test_they_are_constants_if_that_is_said(tmp_path, caplog):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_only_what_nobody_can_feed_is_folded(keep):
-    result = rewrite_model(adapted(), keep_initializers_as_inputs=keep)
+    result = rewrite_model(adapted(), Settings(keep_initializers_as_inputs=keep))
     pairs = sum(node.op_type in ("QuantizeDequantizeLinear", "Region") for node in result.model.graph.node)
     assert pairs == 2 + keep  # of x, of the sum, and of a
     assert any(why == constants.INPUT for _, why in result.left) == keep

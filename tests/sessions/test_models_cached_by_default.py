@@ -17,7 +17,7 @@ from text_graphs import text_model
 import quark_numba
 from quark_numba.compiling import cache as kernels
 from quark_numba.errors import EnvironmentVariableError
-from quark_numba.session import build, model_cache, plan
+from quark_numba.session import build, model_cache
 from quark_numba.session.model_cache import ModelCache
 
 pytestmark = pytest.mark.compiled
@@ -41,8 +41,8 @@ def path(tmp_path):
 @pytest.fixture
 def builds(monkeypatch):
     """The models that were built, and not found in the cache."""
-    made, rewrite = [], plan.rewrite_model
-    monkeypatch.setattr(plan, "rewrite_model", lambda *given, **named: made.append(given) or rewrite(*given, **named))
+    made, rewrite = [], build.rewrite_model
+    monkeypatch.setattr(build, "rewrite_model", lambda *given, **named: made.append(given) or rewrite(*given, **named))
     return made
 
 

@@ -13,6 +13,7 @@ from onnx_models import OPERATORS, ort_value, session
 
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 VARIANTS = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
@@ -63,7 +64,7 @@ def assert_same_values(before, after, feeds, content=content, **options):
 def assert_rewritten(before, expected, feeds, session_qdq="auto", **options):
     """Assert that `optimize` makes a model of the expected operators, in which all values that both models have are equal, in
     sessions of `session_qdq`. Return its result."""
-    result = rewrite_model(before, **options)
+    result = rewrite_model(before, Settings(**options))
     assert operators(result.model) == expected
     assert_same_values(before, result.model, feeds, qdq=session_qdq)
     return result

@@ -16,6 +16,7 @@ from qdq_sessions import case_of
 from rewritten_models import names_of
 
 from quark_numba.rewriting.constants import INPUT
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import not_standard_as_text, rewrite_model
 
 # Sessions that know nothing of the package. ONNX Runtime computes each node by itself, or optimizes as it does by default.
@@ -25,7 +26,7 @@ LEVELS = ("DISABLE_ALL", "ENABLE_ALL")
 
 def in_standard_operators(source, operators="standard", **options):
     """Return a model in standard operators. Assert that nothing is left, and that onnx accepts the model."""
-    result = rewrite_model(source, operators=operators, **options)
+    result = rewrite_model(source, Settings(operators=operators, **options))
     assert not_standard_as_text(result.left) == ""
     standard = result.model
     assert {node.domain for node in standard.graph.node} <= {""}
@@ -56,7 +57,7 @@ def findings(graphs, seed):
         expected = [drop_in.run(None, used(drop_in, feed)) for feed in feeds]
     except Exception:
         return None
-    result = rewrite_model(source, operators="standard")
+    result = rewrite_model(source, Settings(operators="standard"))
     left = [f"{name}: {why}" for name, why in result.left if why != INPUT]
     if left:
         return left

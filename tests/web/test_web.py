@@ -24,6 +24,7 @@ from web_runtime import PLACE, WebRuntime
 
 from quark_numba import ModelError, optimize
 from quark_numba.element_types import find
+from quark_numba.rewriting.graph import Settings
 from quark_numba.rewriting.optimize import rewrite_model
 
 CHROMIUM = shutil.which("chromium")
@@ -263,7 +264,7 @@ def assert_same_nodes(path, run, operators="standard"):
         standard = optimize(path, operators=operators, keep_initializers_as_inputs=False)
     except ModelError as error:
         pytest.skip(str(error))
-    fused = rewrite_model(path, qdq="float", native_operators=False, keep_initializers_as_inputs=False).model
+    fused = rewrite_model(path, Settings(qdq="float", native_operators=False, keep_initializers_as_inputs=False)).model
     nodes = quantization_nodes(fused, {name for each in standard.graph.node for name in each.output})
     names = [each.name for each in (*nodes.graph.input, *nodes.graph.output)]
     assert bool(names) is (path.stem != "textline_cls_float")

@@ -20,7 +20,7 @@ from ...models.model_files import Source
 from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
 from ...rewriting import casts, channels_last, constants, dynamic_pairs, functions
-from ...rewriting.graph import Graph
+from ...rewriting.graph import Graph, Settings
 from ...rewriting.nodes import Node
 from .forms import Array
 from .quantizers import FoundQuantizers, Quantizer, find_quantizers
@@ -119,7 +119,7 @@ def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
     channels_last.rewrite(intermediate)
-    graph = Graph(intermediate, keep_initializers_as_inputs=False)
+    graph = Graph(intermediate, Settings(keep_initializers_as_inputs=False))
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     casts.fuse(graph)

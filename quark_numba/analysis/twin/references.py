@@ -14,7 +14,7 @@ from ...models import model_files
 from ...models.model_files import Source
 from ...ort import register
 from ...rewriting.fusions import optimize_by_onnx_runtime
-from ...rewriting.graph import Graph
+from ...rewriting.graph import Graph, Settings
 from .quantizers import Quantizer
 
 # The suffixes that Quark appends to a tensor's name, for its codes and for the dequantized tensor.
@@ -65,7 +65,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 def _forms(reference: Source) -> Iterator[Graph]:
     """Yield the reference as it is, and then as ONNX Runtime simplifies it, which reads all tensors."""
-    yield Graph(reference.lazy(), keep_initializers_as_inputs=False)
+    yield Graph(reference.lazy(), Settings(keep_initializers_as_inputs=False))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
@@ -74,7 +74,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
-    yield Graph(ir.from_proto(simplified), keep_initializers_as_inputs=False)
+    yield Graph(ir.from_proto(simplified), Settings(keep_initializers_as_inputs=False))
 
 
 Place = tuple[str, str | None, int]

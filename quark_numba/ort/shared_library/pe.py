@@ -88,19 +88,15 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
         machine.pe_number,
         len(sections),
         0,  # no timestamp
-        0,  # no symbols
-        0,
+        *(0, 0),  # no symbols
         optional_size,
         _IMAGE_FILE_EXECUTABLE_IMAGE | _IMAGE_FILE_LARGE_ADDRESS_AWARE | _IMAGE_FILE_DLL,
     )
     optional_header = struct.pack(
         _OPTIONAL_HEADER,
         _PE32_PLUS,
-        0,  # no linker version
-        0,
-        _FILE_ALIGNMENT,  # size of code
-        _FILE_ALIGNMENT,  # size of initialized data
-        0,  # size of uninitialized data
+        *(0, 0),  # no linker version
+        *(_FILE_ALIGNMENT, _FILE_ALIGNMENT, 0),  # sizes of code, of initialized and of uninitialized data
         0,  # no entry point
         _TEXT,
         0x180000000,  # where linkers place DLLs of 64 bits; Windows places it elsewhere

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +22,7 @@ LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
 MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")}
 
 
-@dataclass(frozen=True)
-class Codes:
+class Codes(NamedTuple):
     """The codes that a node returns or dequantizes. All scales are constants, and there is one zero point."""
 
     meaning: Affine[GraphOperand]
@@ -46,8 +45,7 @@ class Codes:
         return np.arange(256.0) - (self.zero_point + self.shift(UINT8))
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The source of an operator's input: a dequantize node, and the nodes between it and the operator, which only move
     elements."""
 
@@ -60,8 +58,7 @@ class Source:
         return self.codes.meaning.x.is_constant
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The quantization of an operator's output. `clips` are nodes that only clip the output, and `quantize` is the node after
     them. `bounds` are the codes to which the clips clip, or None if all codes occur."""
 

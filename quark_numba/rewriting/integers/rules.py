@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -43,8 +42,7 @@ _MAX_QUOTIENT = 4.0
 _TIE_DISTANCE = 2.0**-30
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """An operator that can run on integers.
 
     `sources` are its dequantized inputs. In the integer operator, codes of the second input have the type `weights_type`, and
@@ -62,8 +60,7 @@ class Match:
 OPERANDS, OUTPUT, BIAS, RECIPROCAL, CODES = "operands", "output", "bias", "reciprocal", "codes"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A rule for operators of one name: how they are matched, and how the integer operator is written.
 
     - `domain` and `name` are the name of the integer operator. If `name` is empty, the operator also accepts codes, and is not
@@ -100,7 +97,7 @@ class Rule:
         if self.check:
             self.check(graph, match)
         bias = node.inputs[count] if BIAS in self.order and len(node.inputs) > count else None
-        return replace(match, bias=_bias(graph, bias, match)) if bias else match
+        return match._replace(bias=_bias(graph, bias, match)) if bias else match
 
 
 def _type_of_weights(graph: Graph, source: Source) -> ElementType:

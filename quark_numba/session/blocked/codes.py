@@ -14,7 +14,6 @@ from onnx import helper
 
 from ...convolution.operators import OPERATORS
 from ...declaration.reasons import require, stays_if
-from ...element_types import FLOAT32
 from ...models.protos import attributes_of
 from ...region.calls import run_region
 from ...region.key import Program
@@ -32,18 +31,13 @@ _WINDOW = {"strides": [1, 1], "dilations": [1, 1], "pads": [0, 0, 0, 0]}
 
 def convolve_codes(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a convolution by `IntegerConv`. Raise NotRewrittenError unless that gives the same bits, and is faster."""
-    x, *parameters = node.input
+    x = node.input[0]
     grid = require(tensors.grids.get(x), "its input is not known to be 8-bit codes times a power of two")
     attributes = attributes_of(node)
     activation = attributes.get("activation", "")
     stays_if(activation not in ("", "Relu"), "it has an activation other than Relu")
     stays_if(attributes.get("auto_pad", "NOTSET") != "NOTSET", "it has auto_pad")
-    are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
-    stays_if(not are_constants, "its weights are not constants")
-    tensor = tensors.constants[parameters[0]]
-    is_float32 = tensor.data_type == FLOAT32.number
-    stays_if(not is_float32 or len(tensor.dims) != 4, "its weights are not float32, or do not have four dimensions")
-    outer, inner, *kernel = tensor.dims
+    outer, inner, *kernel = tensors.dims_of_weights(node)
     group, lanes = attributes.get("group", 1), tensors.lanes
     window = {name: [*attributes.get(name, default)] for name, default in _WINDOW.items()}
     stays_if(min(window["pads"]) < 0, "it has negative pads")
@@ -56,8 +50,8 @@ def convolve_codes(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     is_small = x not in tensors.codes and products < _FEWEST_PRODUCTS * math.prod(window["strides"])
     stays_if(is_small, "it has too few multiplications")
     stays_if(not _has_dot_products(lanes), "the processor has no instruction that adds products of four codes")
-    bias = tensors.array(parameters[1]) if len(parameters) > 1 else np.zeros(outer, np.float32)
-    exact = exact_conv(grid, tensors.array(parameters[0]), bias)
+    bias = tensors.array(node.input[2]) if len(node.input) > 2 else np.zeros(outer, np.float32)
+    exact = exact_conv(grid, tensors.array(node.input[1]), bias)
     inputs = [tensors.codes.get(x) or tensors.in_blocks(x, inner * group)]
     inputs += [tensors.add_constant(array) for array in (exact.codes, exact.scales, bias)]
     copy = tensors.replace(node, inputs, _CONV.domain, outer, True)

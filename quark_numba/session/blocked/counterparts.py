@@ -61,14 +61,9 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         return
     except NotRewrittenError as error:
         _log.debug("Conv %r is not computed on codes: %s", node.name, error)
-    x, *parameters = node.input
-    are_constants = len(parameters) in (1, 2) and all(name in tensors.constants for name in parameters)
-    stays_if(not are_constants, "its weights are not constants")
-    w, *bias = parameters
-    weights = tensors.constants[w]
-    is_float32 = weights.data_type == FLOAT32.number
-    stays_if(not is_float32 or len(weights.dims) != 4, "its weights are not float32, or do not have four dimensions")
-    outer, inner, lanes = weights.dims[0], weights.dims[1], tensors.lanes
+    x, w, *bias = node.input
+    outer, inner, *_ = tensors.dims_of_weights(node)
+    lanes = tensors.lanes
     group = attributes_of(node).get("group", 1)
     is_depthwise = inner == 1 and outer == group > 1
     reads_blocks = not is_depthwise

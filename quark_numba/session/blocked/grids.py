@@ -20,6 +20,7 @@ from ...models.protos import attributes_of
 from ...region.key import Program, Step, parse
 from ...region.operators import OPERATORS
 from ...region.step_operators import ROUND_TRIP
+from ...rewriting.signs_of_zeros import MOVE_FIRST
 
 (_REGION,) = OPERATORS
 
@@ -56,10 +57,7 @@ class ExactConv(NamedTuple):
 
 
 # Operators of ONNX whose output has only elements of their first input.
-_MOVES = {
-    *("DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Reshape", "Slice", "SpaceToDepth"),
-    *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-}
+_MOVES = {*MOVE_FIRST, "GlobalMaxPool"}
 
 
 # Returns the value of a constant of one element, by its name, or None for any other tensor.

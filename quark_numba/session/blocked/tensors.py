@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
 from ...declaration.reasons import NotRewrittenError, require, stays_if
+from ...element_types import FLOAT32
 from ...element_types.tensors import from_tensor_proto, to_tensor_proto
 from ...errors import errors_ignored
 from ...linear.versions import OWN_DOMAIN
@@ -150,6 +151,17 @@ class BlockedTensors:
     def array(self, name: str) -> NDArray[Any]:
         """Return the value of a constant."""
         return from_tensor_proto(self.constants[name], self._folder or "")
+
+    def dims_of_weights(self, node: onnx.NodeProto) -> Sequence[int]:
+        """Return the shape of a convolution's weights. Raise NotRewrittenError unless weights and bias are constants, and the
+        weights float32 of four dimensions."""
+        parameters = node.input[1:]
+        are_constants = len(parameters) in (1, 2) and all(name in self.constants for name in parameters)
+        stays_if(not are_constants, "its weights are not constants")
+        weights = self.constants[parameters[0]]
+        is_float32 = weights.data_type == FLOAT32.number
+        stays_if(not is_float32 or len(weights.dims) != 4, "its weights are not float32, or do not have four dimensions")
+        return weights.dims
 
     def number(self, name: str) -> NDArray[Any] | None:
         """Return the value of a constant of one element, or None for any other tensor."""
