@@ -1,39 +1,15 @@
 """The Python source of the loops over a tile of ordinary blocks, and the values of the names in the source.
 
 A tile has rows and columns: a column is a block of y, and a row has one element of each block (``tiles``). A group is
-`group_size` neighbouring rows. A loop computes all rows of a group, one column after the other. Small blocks are one group:
-then one loop does all steps, and the elements of a block stay in registers. This is the loop for a round trip and a step
-f1, and blocks of 4 without sub-blocks:
+`group_size` neighbouring rows. A loop computes all rows of a group, one column after the other. The example is the loop between
+two steps that round to blocks of 4 without sub-blocks. Its last line checks the magnitudes:
 
     for group in range(groups):
-        offset0 = group * unsigned(2048) + unsigned(0)
-        offset1 = group * unsigned(2048) + unsigned(512)
-        ...
-        mask1 = MAGNITUDE if group * unsigned(4) + unsigned(1) < filled_rows else np.uint32(0)
-        ...
+        offset0 = group * unsigned(1024) + unsigned(0)
+        offset1 = group * unsigned(1024) + unsigned(512)
+        mask1 = MAGNITUDE if group * unsigned(2) + unsigned(1) < filled_rows else np.uint32(0)
         for i in range(columns):
             e0_0 = x0[i + offset0]
-            magnitude0 = measure0(e0_0, MAGNITUDE)
-            e0_1 = x0[i + offset1]
-            magnitude1 = measure0(e0_1, mask1)
-            ...
-            shared = max(max(magnitude0, magnitude1), max(magnitude2, magnitude3))
-            extremes = np.uint32(extremes | (np.uint32(0) if is_ordinary(shared) else np.uint32(1)))
-            lowest = find_least(shared, max_shift0)
-            anchor = find_anchor0(lowest, lowest, drop0)
-            v0_0 = convert0(e0_0, anchor, bounds0)
-            v1_0 = f1(v0_0, x1)
-            ...
-            y[i + offset0] = v1_0
-            ...
-
-Larger blocks are several groups, so there are several loops, with buffers between them. This is the loop between two steps that
-round to blocks of 32 without sub-blocks:
-
-    for group in range(groups):
-        ...
-        for i in range(columns):
-            e0_0 = b0[i + offset0]
             anchor = find_anchor0(least[i], least[i], drop0)
             v0_0 = convert0(e0_0, anchor, bounds0)
             v1_0 = f1(v0_0, x1)
@@ -50,18 +26,16 @@ The names in the source:
 - The last digit of a name is the number of a row in its group.
 - `mask1` is 0 for a row of the tile without elements of y, so that the row counts as zeros.
 - `anchor` is the number by which `convert` rounds the elements of a block or sub-block.
-- `shared` or `largest` has the largest magnitude of each block. `lowest` or `least` has the bits of each block's smallest
-  anchor.
-- `maximum` or `maxima`, with sub-blocks, has the largest magnitudes of each sub-block. An anchor is then computed from the
-  smallest anchor and the maximum of the sub-block.
+- `largest` has the largest magnitude of each block. `least` has the bits of each block's smallest anchor, from `prepare`.
+- `maxima`, with sub-blocks, has a row of largest magnitudes for each sub-block. An anchor is then computed from `least` and the
+  maximum of the sub-block.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-from ..block.arithmetic import MAGNITUDE, find_least, is_ordinary
+from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
 from ..block.tiles import closed_function, ordinary_names, prepare
 from ..compiling.text import indented
@@ -72,10 +46,10 @@ from .loops import Apply, Load, LoopBody, Reduce, Store
 
 
 def bind_ordinary(program: Program) -> dict[str, Any]:
-    """Return the values of the names in the text of a `BlockWriter`: MAGNITUDE, and for step n measure{n}, find_anchor{n},
-    convert{n}, drop{n}, bounds{n} and is_closed{n}. The functions are those of ``block.arithmetic`` and ``block.tiles``;
-    is_closed tells whether clipping leaves rounded blocks rounded."""
-    names: dict[str, Any] = {"MAGNITUDE": MAGNITUDE, "find_least": find_least, "is_ordinary": is_ordinary, "prepare": prepare}
+    """Return the values of the names in the text of a `BlockWriter`: MAGNITUDE, `prepare`, and for step n measure{n},
+    find_anchor{n}, convert{n}, drop{n}, max_shift{n}, bounds{n} and is_closed{n}. The functions are those of
+    ``block.arithmetic`` and ``block.tiles``; is_closed tells whether clipping leaves rounded blocks rounded."""
+    names: dict[str, Any] = {"MAGNITUDE": MAGNITUDE, "prepare": prepare}
     for number in program.block_formats:
         block_format = program.steps[number].block_format
         of_step = ordinary_names(*block_format) | {"is_closed": closed_function(*block_format)}
@@ -92,11 +66,9 @@ class BlockWriter:
         self.parts, self.buffer_count = loops.ordinary_parts(program)
         block, self._sub_block = program.block_size, min(each.sub_block for each in self._formats.values())
         self._width, self._group_size = tile_width(block), loops.group_size(program)
-        self._is_whole = self._group_size == block
         # The first row of each sub-block of a group, for formats with sub-blocks.
         self._sub_blocks = range(0, self._group_size - self._group_size % self._sub_block, self._sub_block)
-        # The arrays between loops.
-        self._rows_of_arrays = {} if self._is_whole else {"largest": 1, "least": 1, "maxima": block // self._sub_block}
+        self._rows_of_arrays = {"largest": 1, "least": 1, "maxima": block // self._sub_block}
         self._buffers_end = block * self._width * self.buffer_count
         self.size = self._buffers_end + sum(self._rows_of_arrays.values()) * self._width
 
@@ -108,24 +80,17 @@ class BlockWriter:
         for name, rows in self._rows_of_arrays.items():
             lines.append(f"{name} = array_at(buffers + {4 * begin}, {rows * self._width}, np.uint32)")
             begin += rows * self._width
-        return lines if self._is_whole else [*lines, "for i in range(columns):", "    largest[i] = np.uint32(0)"]
+        return [*lines, "for i in range(columns):", "    largest[i] = np.uint32(0)"]
 
     def write(self, loop: LoopBody) -> list[str]:
-        """Return the lines of a loop. Where the loop finds largest magnitudes, it does so for all rows of a group before it
-        goes on. The lines also check the magnitudes."""
-        rows, lines = range(self._group_size), list[str]()
-        ends = [place + 1 for place, action in enumerate(loop) if isinstance(action, Reduce)]
-        for begin, end in itertools.pairwise([0, *ends, len(loop)]):
-            lines += [line for row in rows for action in loop[begin:end] for line in self._write_action(action, row)]
-            if isinstance(last := loop[end - 1], Reduce):
-                lines += self._write_maxima(last.step)
-        lines += [self._elements.write(action, row) for row in rows for action in loop if isinstance(action, Store)]
-        columns = ["for i in range(columns):", *indented(lines)]
-        groups = ["for group in range(groups):", *indented([*self._write_places(), *columns])]
-        if self._is_whole:
-            return ["extremes = np.uint32(0)", *groups, "has_extreme_blocks |= np.int64(extremes)"]
-        reduced = (action.step for action in loop if isinstance(action, Reduce))
-        return [*groups, *(f"has_extreme_blocks |= prepare(largest, least, columns, max_shift{step})" for step in reduced)]
+        """Return the lines of a loop. If the loop finds largest magnitudes, the lines also check them."""
+        rows, reduced = range(self._group_size), [action.step for action in loop if isinstance(action, Reduce)]
+        computations = [line for row in rows for action in loop for line in self._write_action(action, row)]
+        stores = [self._elements.write(action, row) for row in rows for action in loop if isinstance(action, Store)]
+        maxima = [line for step in reduced for line in self._write_maxima(step)]
+        of_column = ["for i in range(columns):", *indented([*computations, *stores, *maxima])]
+        checks = [f"has_extreme_blocks |= prepare(largest, least, columns, max_shift{step})" for step in reduced]
+        return ["for group in range(groups):", *indented([*self._write_places(), *of_column]), *checks]
 
     def _write_places(self) -> list[str]:
         """Return the lines that are computed once for a group: the offsets of its rows and of its sub-blocks' maxima, and the
@@ -145,30 +110,20 @@ class BlockWriter:
             return []
         lines = [self._elements.write(action, row)]
         if isinstance(action, Apply) and action.way == loops.ANCHOR and row % self._formats[action.step].sub_block == 0:
-            least = "lowest" if self._is_whole else "least[i]"
-            of_sub_block = f"maximum{row}" if self._is_whole else f"maxima[i + sub_block{row}]"
-            largest = of_sub_block if self._has_sub_blocks(action.step) else least
-            lines.insert(0, f"anchor = find_anchor{action.step}({largest}, {least}, drop{action.step})")
+            largest = f"maxima[i + sub_block{row}]" if self._has_sub_blocks(action.step) else "least[i]"
+            lines.insert(0, f"anchor = find_anchor{action.step}({largest}, least[i], drop{action.step})")
         return lines
 
     def _write_maxima(self, step: int) -> list[str]:
-        """Return the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the rows.
-        Whole blocks are also checked."""
+        """Return the lines that find the largest magnitudes of a step's blocks and sub-blocks, from the magnitudes of the
+        rows."""
         magnitudes, lines = [f"magnitude{row}" for row in range(self._group_size)], []
         if self._has_sub_blocks(step):
             for row in self._sub_blocks:
                 lines.append(f"maximum{row} = {_largest(magnitudes[row : row + self._sub_block])}")
-                if not self._is_whole:
-                    lines.append(f"maxima[i + sub_block{row}] = maximum{row}")
+                lines.append(f"maxima[i + sub_block{row}] = maximum{row}")
             magnitudes = [f"maximum{row}" for row in self._sub_blocks]
-        if not self._is_whole:
-            return [*lines, f"largest[i] = max(largest[i], {_largest(magnitudes)})"]
-        return [
-            *lines,
-            f"shared = {_largest(magnitudes)}",
-            "extremes = np.uint32(extremes | (np.uint32(0) if is_ordinary(shared) else np.uint32(1)))",
-            f"lowest = find_least(shared, max_shift{step})",
-        ]
+        return [*lines, f"largest[i] = max(largest[i], {_largest(magnitudes)})"]
 
     def _has_sub_blocks(self, step: int) -> bool:
         return self._formats[step].sub_block < self._formats[step].block

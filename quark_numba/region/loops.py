@@ -25,9 +25,6 @@ from .step_operators import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP
 # the anchor of the element's block; or return the operand unchanged.
 EXACT, RECIPROCAL, ANCHOR, UNCHANGED = "exact", "reciprocal", "anchor", "unchanged"
 
-# The size of the largest blocks that are converted as a whole: their elements stay in registers. Larger blocks gain nothing.
-_MOST_WHOLE = 16
-
 # Answers to "does a step that rounds blocks return its operand unchanged?". A third answer is a condition for the run time.
 NEVER, ALWAYS = "never", "always"
 
@@ -114,38 +111,22 @@ def ordinary_parts(program: Program) -> tuple[list[Part], int]:
     blocks. For example, let steps 0, 2 and 4 of a program round blocks. The first loop only finds magnitudes for step 0. The
     further loops have steps 0 and 1, steps 2 and 3, and step 4.
 
-    If a group of rows is whole blocks, one loop does all that, and there are no buffers.
-
     A step that returns its operand unchanged needs no magnitudes, and no loop has to begin with it. If a condition decides
     whether the operand is unchanged, there is a `Choice`. In the example, if step 2 returns its operand, one loop with steps 0
     to 3 replaces the second and the third loop. Only the first step with a condition has a choice. Each further choice would
     double the number of loops, and the choices of two successive steps would share a loop."""
     unchanged = {number: _unchanged(program, number) for number in program.block_formats}
     converted = [number for number, condition in unchanged.items() if condition != ALWAYS]
-    chosen = next((number for number in converted if unchanged[number] != NEVER), None)
-    if group_size(program) == program.block_size:
-        loop = _whole_loop(program, converted)
-        if chosen is None:
-            return [loop], 0
-        return [Choice(unchanged[chosen], [_whole_loop(program, [each for each in converted if each != chosen])], [loop])], 0
     # A loop reads each element before it writes it.
     buffers = _numbered_buffers(_lifetimes(program, _cut(program, converted), converted), is_in_place=True)
     parts: list[Part] = [*_ordinary_loops(program, converted, buffers)]
+    chosen = next((number for number in converted if unchanged[number] != NEVER), None)
     if chosen is not None:
         k = converted.index(chosen)
         up_to_step, from_step = parts[k : k + 2]
         merged = _ordinary_loops(program, [number for number in converted if number != chosen], buffers)[k]
         parts[k : k + 2] = [Choice(unchanged[chosen], [merged], [up_to_step, from_step])]
     return parts, len(set(buffers.values()))
-
-
-def _whole_loop(program: Program, converted: Collection[int]) -> LoopBody:
-    """Return the loop that runs a program on whole ordinary blocks. The magnitudes for a step of `converted` are found before
-    the step."""
-    loop = _loop(program, range(len(program.steps)), _arrays(program, {}), converted)
-    for number in converted:
-        loop.insert(loop.index(Apply(number, ANCHOR)), Reduce(number))
-    return loop
 
 
 def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, int]) -> list[LoopBody]:
@@ -158,12 +139,9 @@ def _ordinary_loops(program: Program, converted: list[int], buffers: dict[int, i
 
 def group_size(program: Program) -> int:
     """Return the number of rows of a tile that are converted together. The rows are whole sub-blocks of each step. Without
-    sub-blocks, and if all block sizes are even, the number is two, so that maxima are stored once for two rows. Small blocks
-    are converted as a whole."""
+    sub-blocks, and if all block sizes are even, the number is two, so that maxima are stored once for two rows."""
     formats = program.block_formats.values()
     rows = math.lcm(*(each.sub_block for each in formats if each.sub_block < each.block))
-    if program.block_size <= _MOST_WHOLE and program.block_size % rows == 0:
-        return program.block_size
     return 2 if rows == 1 and all(each.block % 2 == 0 for each in formats) else rows
 
 

@@ -25,6 +25,9 @@ SPAN = words("column", "count", "index")
 
 _SPAN_SIZE = SPAN.itemsize
 
+# The longest run of columns of one block, if some blocks share the lanes of the blocked layout.
+_RUN = 128
+
 # A chunk that needs more bytes allocates them. In a small node, to allocate memory takes longer than to compute.
 _MAX_ON_STACK = 1 << 16
 
@@ -137,12 +140,22 @@ def _columns_of(work: Any, number: int) -> Any:
 def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
     """Write the spans of the n columns from `start` on, and return their number."""
     count = column = 0
+    most = max(1, work.lanes // work.block)
     while column < n:
-        number, offset = divmod(start + column, work.inner)
-        outer, block = divmod(number, columns.blocks)
+        outer, number = divmod(start + column, columns.blocks * work.inner)
+        group, number = divmod(number, most * work.inner)
+        blocks = min(most, columns.blocks - group * most)
+        # If some blocks share the lanes, the columns are a run of the first block, a run of the next, and so on. Thus a cache
+        # line is read and written as a whole.
+        most_in_run = _RUN if blocks > 1 else work.inner
+        run, number = divmod(number, blocks * most_in_run)
+        first = run * most_in_run
+        length = min(most_in_run, work.inner - first)
+        block, offset = divmod(number, length)
         span = spans[count]
-        span.column, span.count = column, min(work.inner - offset, n - column)
-        span.index = (outer * work.length + columns.first_row + block * work.block) * work.inner + offset
+        span.column, span.count = column, min(length - offset, n - column)
+        channel = columns.first_row + (group * most + block) * work.block
+        span.index = (outer * work.length + channel) * work.inner + first + offset
         column += span.count
         count += 1
     return count

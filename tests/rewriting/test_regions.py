@@ -774,20 +774,12 @@ def test_other_inputs_than_those_of_the_program(types, message):
 
 
 def test_the_list_of_loops():
+    """Blocks stay as they are after a Clip whose bounds are values of their format, so that one loop replaces two."""
     add = [Load(0, "x0"), Load(1, "x1"), Apply(0), Store(2, "y")]
     assert exact_parts(parse(ADD)) == ([add], 0)
-
-
-def round_trips_with_a_clip(block_size):
-    """Blocks stay as they are after a Clip whose bounds are values of their format."""
-    blocks = f"com.amd.quark.BFPQuantizeDequantize <axis: int = -2, block_size: int = {block_size}>"
+    blocks = "com.amd.quark.BFPQuantizeDequantize <axis: int = -2>"
     lines = [f"v0 = {blocks} (x0)", "v1 = Clip (v0, x1, x2)", f"v2 = {blocks} (v1)", "y = Neg (v2)"]
-    return parse(f"region (float x0, float[1] x1, float[1] x2) => (float y) {{ {' '.join(lines)} }}")
-
-
-def test_the_list_of_loops_over_blocks():
-    """One loop replaces two after a Clip."""
-    program = round_trips_with_a_clip(block_size=32)
+    program = parse(f"region (float x0, float[1] x1, float[1] x2) => (float y) {{ {' '.join(lines)} }}")
     assert exact_parts(program) == (
         [
             Conversion(0, "x0", "b0"),
@@ -805,12 +797,6 @@ def test_the_list_of_loops_over_blocks():
         [[*start, Apply(2, UNCHANGED), Apply(3), Store(6, "y")]],
         [[*start, Reduce(2), Store(4, "b0")], [Load(4, "b0"), Apply(2, ANCHOR), Apply(3), Store(6, "y")]],
     )
-
-
-def test_the_loop_over_whole_blocks():
-    start, end = [Load(0, "x0"), Reduce(0), Apply(0, ANCHOR), Apply(1)], [Apply(3), Store(6, "y")]
-    choice = Choice("is_closed2(x1, x2)", [[*start, Apply(2, UNCHANGED), *end]], [[*start, Reduce(2), Apply(2, ANCHOR), *end]])
-    assert ordinary_parts(round_trips_with_a_clip(block_size=16)) == ([choice], 0)
 
 
 @pytest.mark.parametrize(
