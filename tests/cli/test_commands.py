@@ -276,11 +276,10 @@ ONE_TYPE = ["-c", "from quark_numba.cli import warmup; warmup._compile(['int4'],
     ("arguments", "after"),
     [
         (ONE_TYPE, CALLS),
-        ([*COMMAND, BF16], SESSION.format(BF16)),
+        ([*COMMAND, BF16], f"{SESSION.format(BF16)}\n{OPTIMIZED.format(BF16)}"),
         ([*COMMAND, TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}"),
-        ([*COMMAND, BF16], OPTIMIZED.format(BF16)),
     ],
-    ids=["type", "model", "other_operators", "optimized"],
+    ids=["type", "model", "other_operators"],
 )
 @pytest.mark.slow
 def test_warmup(arguments, after, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from paths import MODELS
 from processes import python
 
-pytestmark = [pytest.mark.compiled, pytest.mark.slow]
+pytestmark = [pytest.mark.compiled, pytest.mark.slow(2)]
 
 PATCH = {
     "eventlet": "import eventlet; eventlet.monkey_patch(); spawn = eventlet.spawn; result = lambda thread: thread.wait()",

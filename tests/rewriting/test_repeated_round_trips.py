@@ -589,6 +589,7 @@ def test_lengths_that_are_not_known():
     assert not dropped(moved(["v = Concat <axis = 0> (y, y)"], 1, 1, HOSTILE["BFP16"], ("a", "b", "c")))  # perhaps one element
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("attributes", block_samples.BFP.values(), ids=block_samples.BFP)
 @pytest.mark.parametrize("rounding_mode", block_samples.ROUNDING_MODES)
 @pytest.mark.covering("slow")
