@@ -18,7 +18,7 @@ from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.decoding import TOKENS, Decoder, Decoding, decoding_of, runs_of, texts_of
 from ..running.inputs import inputs_of
-from ..running.runs import Execution, Runner, execution_of
+from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Labels, Places, count, has_axis, labelling_of, labels_of
 from .measures.distributions import DistributionSums, distribution, distribution_sums, name_of_logits
@@ -184,9 +184,8 @@ def evaluate(
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
     make_pair = (lambda: pair) if execution.is_here else functools.partial(_pair, models, threads, execution.providers)
     measure = _Measure(compared, classes, of_logits, metric, decoding, tokens)
-    run_batch = _measure_batch if decoding is None else _decode_batch
     with runner.connected():
-        done = runner.total(_Batch, lambda: functools.partial(run_batch, make_pair(), measure))
+        done = runner.total(_Batch, functools.partial(_make_work, make_pair, measure))
     float_twin.check(*models)
     total: _Batch = done.sums
     rates = [total.samples / seconds if seconds else 0.0 for seconds in total.seconds]
@@ -228,6 +227,11 @@ class _Measure(NamedTuple):
     metric: Any
     decoding: Decoding | None
     tokens: str
+
+
+def _make_work(make_pair: Callable[[], list[Any]], measure: _Measure) -> Work:
+    """Return the function that measures a batch with the sessions of a pair."""
+    return functools.partial(_measure_batch if measure.decoding is None else _decode_batch, make_pair(), measure)
 
 
 def _decoders(pair: list[Any], decoding: Decoding) -> list[Decoder]:

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import time
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, reason_of
 from ..models import files
 from ..texts import in_json
 from ..version import __version__
@@ -17,9 +19,6 @@ from .data import Batch
 
 # The time from one write of the file to the next.
 _SECONDS = 2.0
-
-# What the file is, for messages.
-_WHAT = "a file that keeps a run"
 
 
 @dataclass
@@ -45,11 +44,13 @@ class Saved:
         self._content = {"run": run}
         files.check_is_regular(path, "which is read and written")
         try:
-            with files.errors_of_file(path, _WHAT), open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8") as file, self._damage():
                 content = json.load(file)
                 different = [key for key in run if content["run"].get(key) != run[key]]
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise ModelError(f"{path}: {reason_of(error)}") from None
         if different:
             raise ModelError(f"{self.path}: from another run, with other {', '.join(different)}")
         self._content = content
@@ -59,9 +60,17 @@ class Saved:
         part = self._content.get(kind.__name__)
         if part is None:
             return Total()
-        with files.errors_of_file(self.path, _WHAT):
+        with self._damage():
             sums = None if part["sums"] is None else _decoded(kind, part["sums"])
             return Total(sums, int(part["done"]), {str(name): str(message) for name, message in part["failed"].items()})
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Raise ModelError if the content is not that of such a file."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
     def add(self, kind: type[Any], total: Total) -> None:
         """Record a copy of the total for the next write of the file, and write the file if it is time. It is a copy, as Ctrl-C

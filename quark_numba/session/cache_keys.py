@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import reprlib
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any
 from ..compiling.installed_versions import version_of
 from ..compiling.lock import IMPORTS
 from ..compiling.sources import digest_of_package
-from ..compiling.user_folder import without_links
+from ..compiling.user_folder import OTHERS_WRITE, without_links
 from ..errors import ModelError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
@@ -96,7 +97,8 @@ def write(folder: Path, path: Path, content: Mapping[str, Any]) -> None:
     with temporary_folder(folder) as place:
         written = Path(place, path.name)
         written.write_text(json.dumps(content))
-        written.chmod(0o644)
+        with suppress(OSError):  # of a file system without modes
+            written.chmod(stat.S_IMODE(written.stat().st_mode) & ~OTHERS_WRITE)
         written.replace(path)
 
 

@@ -517,3 +517,19 @@ def test_real_models(name, tmp_path):
     for others in outputs[1:]:
         for one, other in zip(outputs[0], others, strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize("has_modes", [True, False])
+def test_modes_of_digest_records(has_modes, tmp_path, monkeypatch):
+    """Others may not change a record. A file system without modes has records, too."""
+    if not has_modes:
+        monkeypatch.setattr(Path, "chmod", lambda *_: os.chmod("/nowhere", 0))
+    before = os.umask(0)
+    try:
+        cache_keys.write(tmp_path, tmp_path / "record.digests", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "record.digests").stat().st_mode & user_folder.OTHERS_WRITE == (
+        0 if has_modes else user_folder.OTHERS_WRITE
+    )
