@@ -1,4 +1,5 @@
-"""The entry point of ``python -m quark_numba`` and of the command ``quark-numba``."""
+"""The entry point of ``python -m quark_numba`` and of the command ``quark-numba``, and its end after Ctrl-C: exit code 130,
+without a traceback."""
 
 from __future__ import annotations
 

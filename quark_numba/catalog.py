@@ -1,4 +1,5 @@
-"""The catalog of all operators of all families and dialects."""
+"""The catalog: which families and dialects have operators, which domain is another name of ONNX's, and which version of an
+operator a node or an opset gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks of arguments. Errors name the argument, the value received and the expected value."""
+"""Checks of single arguments, other than arrays (``arrays.arguments``): flags, choices, integers, texts, paths, functions,
+names, with the texts of their errors; and the choices of `qdq`. Errors name the argument, the value received and the expected
+value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The package's own exceptions, the texts of errors of files, and functions that let the exceptions of signal handlers
-through."""
+"""The package's own exceptions, the texts of errors of files and of missing packages (such as onnxruntime), and functions that
+let the exceptions of signal handlers through, Ctrl-C among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tables as text, values in JSON, and the escaping of foreign texts in output."""
+"""Tables as text: which columns are folded, at which width, and what an empty table says; values in JSON; and the escaping of
+foreign texts in output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`analyze`: the error of each quantized tensor, its own and the inherited one, and the effect on the outputs."""
+"""`analyze`: its arguments and defaults, and its two passes over the data: the error of each quantized tensor, its own and the
+inherited one, and the effect on the outputs, with the worst tensor first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`evaluate`: the errors of a quantized model's outputs against the float model's, over data."""
+"""`evaluate`: the errors of a quantized model's outputs against the float model's, over data; its arguments and defaults,
+users' metrics, the turns of the two models, and the times of their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tables in HTML, for the page and for notebooks. They have no script and no plots; all texts are escaped."""
+"""Tables in HTML, for the page and for notebooks: their tags, inline styles and largest height. They have no script and no
+plots; all texts are escaped."""
 
 from __future__ import annotations
 

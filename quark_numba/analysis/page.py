@@ -1,4 +1,5 @@
-"""An analysis as one HTML page with sortable tables and plots. The page loads no other files."""
+"""An analysis as one HTML page with sortable tables and plots: its sections, captions, plots and their colours (styles and
+script are in page.html). The page loads no other files."""
 
 from __future__ import annotations
 

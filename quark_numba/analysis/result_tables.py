@@ -1,4 +1,5 @@
-"""The tables that results have, for the command, for `print`, for the page and for notebooks."""
+"""The tables that results have, for the command, for `print`, for the page and for notebooks: their columns, formats of
+numbers, and default number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The results of `evaluate` and `analyze`."""
+"""The results of `evaluate` and `analyze`: their fields, what `print` and notebooks show of them, and the order of their tables
+(whose columns are in ``result_tables``)."""
 
 from __future__ import annotations
 

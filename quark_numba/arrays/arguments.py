@@ -1,4 +1,5 @@
-"""Checks and conversions of the arguments of calls on arrays."""
+"""Checks and conversions of the arguments of calls on arrays, with the texts of their errors: numbers, element types and their
+other names, arrays in the memory of a device, and `out`."""
 
 from __future__ import annotations
 

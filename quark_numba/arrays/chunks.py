@@ -1,4 +1,5 @@
-"""Calls on dask arrays, chunk by chunk, with lazy results. dask is imported only for such calls."""
+"""Calls on dask arrays, chunk by chunk, with lazy results: how operands are cut, and which chunks are refused, with the
+messages. dask is imported only for such calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The labels of DataArrays of xarray, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done
-so."""
+"""The labels of DataArrays of xarray, which calls on arrays keep: names of dimensions as `axis`, and those of results, such as
+`_block`. xarray is not imported: a caller with a DataArray has done so."""
 
 from __future__ import annotations
 

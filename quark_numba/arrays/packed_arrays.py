@@ -1,4 +1,5 @@
-"""`pack` and `unpack` for arrays of any library. For numpy arrays they call ``packing``, which kernels use, too."""
+"""`pack` and `unpack` for arrays of any library, those of dask among them: their arguments, shapes and errors. For numpy arrays
+they call ``packing``, which kernels use, too."""
 
 from __future__ import annotations
 

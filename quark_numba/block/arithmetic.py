@@ -1,4 +1,5 @@
-"""The arithmetic of one element and of the steps of a block: scalar functions for a key, compiled into the key's kernel.
+"""The arithmetic of one element and of the steps of a block, as scalar functions for a key: how a scale follows from the
+largest element, and how elements are rounded, with halves, saturation, Inf and NaN.
 
 The bits of a float32, for reference:
 

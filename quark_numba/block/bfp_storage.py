@@ -1,5 +1,5 @@
-"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, and a shift for each
-sub-block."""
+"""Block floating point as it is stored (`bfp_quantize`, `bfp_dequantize`): a mantissa for each element, an exponent for each
+block, and a shift for each sub-block, with their dtypes and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Quark's block formats on arrays: check the arguments, select a kernel, run it."""
+"""Quark's block formats on arrays (`bfp_quantize_dequantize`, `mx_quantize_dequantize`): the defaults of arguments and
+attributes, the check of the arguments, and the run of the kernel."""
 
 from __future__ import annotations
 

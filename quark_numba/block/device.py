@@ -1,4 +1,5 @@
-"""The loop over blocks on a GPU, and this family's kernels for GPUs."""
+"""The loop over blocks on a GPU, and this family's kernels for GPUs: how many blocks a thread converts, when vectors are read,
+and the block sizes that are refused (the limit is in ``granularity``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark,
-version 1), or of NVFP4 and MXFP8 as NVIDIA defines them."""
+"""The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark),
+or of NVIDIA's NVFP4 and MXFP8; valid values, their errors, and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loop over x, from its shape: which elements form a block.
+"""The loop over x, from its shape: which elements form a block, the messages of shapes that are refused, the size of a tile,
+and the largest block in a GPU's registers.
 
 ``block_shape`` and ``whole_block_shape`` are also compiled into the nodes of sessions, where the shape is an array instead of a
 tuple. So they use only ``len``, indexing and integers, and return a fault as a number. ``FAULTS`` has the message for each

@@ -1,4 +1,5 @@
-"""The loops over blocks for a key of the dispatch table, and the functions that compile the loops. From the inside out:
+"""The loops over blocks for a key of the dispatch table, the functions that compile the loops, which blocks are transposed, and
+how many elements a call of a task converts. From the inside out:
 
 - `convert` of ``arithmetic`` rounds an element, given the step of its sub-block.
 - `convert_columns` and `convert_consecutive` convert a unit: a few blocks, whose elements stay in the first-level cache. They

@@ -1,4 +1,5 @@
-"""The key of a kernel: the element types, the rule for what the elements of a block share, and the kind of the result."""
+"""The key of a kernel: the element types, the rules by which the elements of a block share a scale (`FLOOR`, `EVEN` and
+others), and the kind of the result."""
 
 from __future__ import annotations
 

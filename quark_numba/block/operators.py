@@ -1,4 +1,5 @@
-"""The declarations of the operators of block formats."""
+"""The declarations of the operators of block formats: inputs, attributes with their texts, shapes, and the check of whole
+blocks; the defaults are those of ``calls``."""
 
 from __future__ import annotations
 

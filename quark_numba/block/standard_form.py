@@ -1,4 +1,5 @@
-"""What the family computes, in the standard operators of ONNX.
+"""What the family computes, in the standard operators of ONNX: rounding, padding of short blocks, and the reasons why a node
+has no such form.
 
 Nearly all of it is Mul, Add, Sub, Abs and Clip of float32: comparisons and choices are slow on large tensors, and not every
 provider has the small types. Inf and NaN pass from operator to operator, and do not affect the powers of two of `_powers`."""

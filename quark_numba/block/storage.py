@@ -1,4 +1,5 @@
-"""Microscaling formats and NVFP4 as they are stored: a code for each element, and a scale for each block."""
+"""Microscaling formats and NVFP4 as they are stored (`mx_quantize`, `nvfp4_quantize` and back): a code for each element, and a
+scale for each block, with the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A step of a region that rounds float32 blocks side by side in a tile, which stays in the first-level cache.
+"""A step of a region that rounds float32 blocks side by side in a tile (``region.tiles`` makes it): which formats have such
+steps, and when a clipped block stays as it is.
 
 The functions here are for ordinary blocks, which have no extreme values. Such a step has three parts. First the program of the
 region finds the largest magnitude of each block. Then `prepare` checks these magnitudes. Last, the program converts each

@@ -1,4 +1,5 @@
-"""How the work of a kernel is divided into units, and the memory that a unit needs."""
+"""How the work of a kernel is divided into units, which threads share, and the memory that a unit needs: the sizes of units,
+and of pieces of packed codes."""
 
 from __future__ import annotations
 

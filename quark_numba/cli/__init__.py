@@ -1,4 +1,5 @@
-"""The command ``quark-numba``, also ``python -m quark_numba``: a file for each subcommand, and their shared code."""
+"""The command ``quark-numba``, also ``python -m quark_numba``: its subcommands, one file each, its exit codes, and the messages
+that kernels are compiled or that memory runs out."""
 
 from __future__ import annotations
 

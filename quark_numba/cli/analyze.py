@@ -1,4 +1,5 @@
-"""The subcommand `analyze`: where a quantized model's accuracy goes."""
+"""The subcommand `analyze`: its options, the CSV table, the number of histograms on the page, and which nodes are in the list
+to exclude from quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Options that several subcommands share: their types, their checks, and the objects made from them."""
+"""Options that several subcommands share: their names, defaults, types, help texts and checks, and the objects made from
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommand `build-library`: models, and the library that runs them outside of Python."""
+"""The subcommand `build-library`: its options, for models and the library that runs them outside of Python (``library``)."""
 
 from __future__ import annotations
 

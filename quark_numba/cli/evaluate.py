@@ -1,5 +1,5 @@
-"""The subcommand `evaluate`: compare a quantized model's outputs with the float model's. It shares its options with
-`analyze`."""
+"""The subcommand `evaluate`: compare a quantized model's outputs with the float model's; its options, and the exit code of
+--fail-below. It shares its options with `analyze`."""
 
 from __future__ import annotations
 

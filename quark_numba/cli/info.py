@@ -1,4 +1,5 @@
-"""The subcommand `info`: versions, the backend, threads, and the kernels and models kept on disk."""
+"""The subcommand `info`: versions, the backend, threads, and the kernels and models kept on disk, which --clear-cache
+removes."""
 
 from __future__ import annotations
 

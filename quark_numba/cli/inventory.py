@@ -1,4 +1,4 @@
-"""The quantization nodes of a model, by operator and element type, and which runtime runs them."""
+"""The quantization nodes of a model, by operator and element type, and which runtime runs them, or the reason why none does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run models, time them, and compare their outputs."""
+"""Run models, time them, and compare their outputs: how many runs warm up, the turns of sessions, medians, the times of nodes,
+and the report of --json."""
 
 from __future__ import annotations
 

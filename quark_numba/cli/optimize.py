@@ -1,4 +1,5 @@
-"""The subcommand `optimize`: write the optimized model, and list the changes."""
+"""The subcommand `optimize`: its options, writing the optimized model, and the lists of changes and of nodes that stay (what
+changes is decided in ``rewriting``)."""
 
 from __future__ import annotations
 

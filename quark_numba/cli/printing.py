@@ -1,4 +1,5 @@
-"""Tables, JSON, messages and progress bars."""
+"""Tables, JSON, messages and progress bars: what goes to stdout and to stderr, and the list of nodes that stay as they are
+(widths of tables are in ``texts``)."""
 
 from __future__ import annotations
 

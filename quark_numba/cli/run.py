@@ -1,4 +1,5 @@
-"""The subcommand `run`: run a model, time it, and compare its outputs with a reference."""
+"""The subcommand `run`: run a model, time it, and compare its outputs with a reference; its options, tables, and exit code
+(times are taken in ``measuring``)."""
 
 from __future__ import annotations
 

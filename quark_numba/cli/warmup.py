@@ -1,4 +1,4 @@
-"""The subcommand `warmup`: fill the caches of kernels and models before they are needed."""
+"""The subcommand `warmup`: fill the caches of kernels and models before they are needed, and for which types and variants."""
 
 from __future__ import annotations
 

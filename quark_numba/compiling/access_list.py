@@ -1,4 +1,5 @@
-"""The users who may write to a folder on Windows, from its access list."""
+"""The users who may write to a folder on Windows, from its access list: which accounts are trusted, and which rights only
+read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The cache of compiled functions on disk. It has three kinds of files:
+"""The cache of compiled functions on disk: its folder, the names of its files, what they depend on, their checksums, and the
+message that kernels are compiled. It has three kinds of files:
 
 - A function for C: an object file, which LLVM loads without Numba.
 - A function for Python: a pickle of what Numba has compiled.

@@ -1,5 +1,5 @@
-"""Kernels for NVIDIA GPUs: PTX text, which the driver compiles, and the other facts that a launch needs. This module does not
-need a GPU."""
+"""Kernels for NVIDIA GPUs: the threads of a thread block, the bytes of a vector, PTX text, which the driver compiles, and the
+other facts that a launch needs. This module does not need a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Helper processes, and their number: they compile functions into the cache while this process works on something else."""
+"""Helper processes, which compile functions into the cache while this process works on something else: how many there are, when
+none start, and how long this process waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The versions of installed distributions."""
+"""The versions of installed distributions, and which distributions have a package, found without importlib.metadata, which is
+slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A kernel in its compiled variants, and the dispatch tables that hold kernels."""
+"""A kernel in its compiled variants, the dispatch tables that hold kernels, and from which size on a call on arrays uses
+several threads (``linear.plans`` has its own limit)."""
 
 from __future__ import annotations
 

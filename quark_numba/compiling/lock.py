@@ -1,5 +1,5 @@
-"""One lock for the creation of kernels, and of the objects with kernels that ONNX Runtime keeps, which forks wait for. Signal
-handlers cannot interrupt it."""
+"""Which thread creates kernels, and the objects with kernels that ONNX Runtime keeps, which locks forks wait for, and the one
+lock for all creation. Signal handlers cannot interrupt it."""
 
 from __future__ import annotations
 

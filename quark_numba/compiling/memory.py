@@ -1,4 +1,4 @@
-"""Returning memory that is no longer needed to the system, and pausing garbage collection."""
+"""Returning memory that is no longer needed to the system, the pages of LLVM among it, and pausing garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compiled functions for C as object files, which LLVM loads without Numba."""
+"""Compiled functions for C as object files, which LLVM loads without Numba: their content, and what takes the place of Numba's
+own functions."""
 
 from __future__ import annotations
 

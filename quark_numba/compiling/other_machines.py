@@ -1,4 +1,5 @@
-"""Compilation for another machine.
+"""Compilation for another machine: object files for other processors, without Python's error handling, and PTX for GPUs, with
+the oldest GPU.
 
 For another processor: after `begin`, the functions that Numba compiles become object files, and do not run here. This is for a
 process that does nothing else. It has to call `begin` before it imports any module that imports the intrinsics, which depend on

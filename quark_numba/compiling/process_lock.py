@@ -1,4 +1,5 @@
-"""Locks between processes, which the system frees when their process ends, in whatever way."""
+"""Locks between processes, which the system frees when their process ends, in whatever way: the file that has them, and how
+long a process waits for one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The sources of this package's modules, and their digests. Modules are in files, in an archive on sys.path, or in a frozen
-application, with or without their sources. This module does without Numba."""
+"""The sources of this package's modules, and their digests, by which caches know that code has changed: which modules count,
+and which are left out. Modules are in files, in an archive on sys.path, or in a frozen application, with or without their
+sources. This module does without Numba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Numba's threads, for calls on large arrays."""
+"""Numba's threads, for calls on large arrays: the slices of work for each, the most threads that a caller may ask for, the
+number of processors, and what a fork changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The folder of the user in which the package keeps files, the check whether others could have written there, and reading and
-writing its files. This module does without Numba."""
+"""The folder of the user in which the package keeps files, the check whether others could have written there, the warning if
+nothing can be kept, and reading and writing its files. This module does without Numba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The compiled variants of a family's kernels, from its loops."""
+"""The compiled variants of a family's kernels, from its loops: for one thread, for Numba's threads and for ONNX Runtime's
+threads."""
 
 from __future__ import annotations
 

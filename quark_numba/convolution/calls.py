@@ -1,4 +1,4 @@
-"""A convolution of codes on arrays, in numpy."""
+"""A convolution of codes on arrays, in numpy, and the valid values of its attributes: the limits of scales, and the errors."""
 
 from __future__ import annotations
 

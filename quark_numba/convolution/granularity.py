@@ -1,4 +1,4 @@
-"""The sizes of a convolution, from the shapes of its inputs.
+"""The sizes of a convolution, from the shapes of its inputs, and the messages of shapes that are refused.
 
 The functions are compiled into the nodes of sessions. So shapes are arrays, and a fault is returned as a number.
 """

@@ -1,4 +1,5 @@
-"""The loops of a convolution of codes, and the functions that compile them.
+"""The loops of a convolution of codes, the functions that compile them, the order of packed weights, and the sizes of tiles and
+of the parts of the work.
 
 Weights are packed once (`pack`). A convolution then has two phases, each with `count_parts` parts, which may run at the same
 time:

@@ -1,4 +1,4 @@
-"""The key of a kernel."""
+"""The key of a kernel: the element type of y, and the number of lanes, with those that are possible."""
 
 from __future__ import annotations
 

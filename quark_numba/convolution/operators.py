@@ -1,4 +1,4 @@
-"""The declaration of the family's operator."""
+"""The declarations of `IntegerConv` and `IntegerConvToCodes`: inputs, and attributes with their texts and defaults."""
 
 from __future__ import annotations
 

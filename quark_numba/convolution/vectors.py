@@ -1,5 +1,5 @@
-"""Vectors of the products of codes: what the loops of a convolution do for a tile, a few pixels of a row of y in one or two
-blocks of channels. The sums of a tile stay in registers."""
+"""Vectors of the products of codes: what the loops of a convolution do for a tile, some pixels of a row of y in one or two
+blocks of channels; the possible tiles, and the processor's instructions. The sums of a tile stay in registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a node means, whichever operator it has: rewriting and analysis read this alone."""
+"""What a node means, whichever operator it has: the kinds of meanings, such as a round trip with its scale and zero point;
+rewriting and analysis read this alone."""
 
 from __future__ import annotations
 

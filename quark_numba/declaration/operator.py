@@ -1,4 +1,5 @@
-"""An operator: its schema, how it is computed, and what its nodes mean."""
+"""The class of operators: a schema, how the operator is computed, and what its nodes mean (the operators themselves are in the
+families' ``operators`` and in ``dialects``)."""
 
 from __future__ import annotations
 

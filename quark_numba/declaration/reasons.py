@@ -1,5 +1,6 @@
-"""Why a node stays as it is: the exception, and its two checks. A check says it with `require` for a value that has to be
-known, and else with `stays_if`. The texts are where the checks are, such as in the `standard_form` of a family."""
+"""The exception by which a node stays as it is, and its two checks; the texts of the reasons are where the checks are, such as
+in the `standard_form` of a family. A check says the reason with `require` for a value that has to be known, and else with
+`stays_if`."""
 
 from __future__ import annotations
 

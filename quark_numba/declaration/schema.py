@@ -1,4 +1,5 @@
-"""The schema of an operator: what ONNX knows of it."""
+"""The schema of an operator, what ONNX knows of it: inputs, attributes and their kinds, element types, the order of overloads,
+and the errors of wrong types and missing attributes."""
 
 from __future__ import annotations
 

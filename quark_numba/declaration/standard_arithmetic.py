@@ -1,4 +1,5 @@
-"""Arithmetic of float32 in ONNX's standard operators: exact, and without comparisons, which are slow on large tensors.
+"""Arithmetic of float32 in ONNX's standard operators (powers of two, rounding to the values of a float type, signs): exact, and
+without comparisons, which are slow on large tensors.
 
 A number is rounded to the grid of another format by means of an anchor: a float32 whose last place is the distance between
 neighbouring values of the grid. The difference anchor - number is rounded to the grid, half to even. The anchor minus that

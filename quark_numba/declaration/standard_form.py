@@ -1,4 +1,5 @@
-"""The standard form of a node: nodes of ONNX's standard operators that compute the same, with every bit.
+"""The standard form of a node: nodes of ONNX's standard operators that compute the same, with every bit, and the `Builder` of
+such nodes, whose operators depend on the opset.
 
 A family says in its `standard_form` what its operators compute, with a `Builder`, which writes the nodes."""
 

@@ -1,4 +1,5 @@
-"""The operators of the Sony Model Compression Toolkit (mct_quantizers)."""
+"""The operators of the Sony Model Compression Toolkit (mct_quantizers): names, attributes and their defaults, and what they
+mean in the families."""
 
 from __future__ import annotations
 

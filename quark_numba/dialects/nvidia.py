@@ -1,4 +1,5 @@
-"""The operators of TensorRT, which NVIDIA Model Optimizer writes."""
+"""The operators of TensorRT, which NVIDIA Model Optimizer writes: names, inputs, element types, attributes, and what they mean
+in the families."""
 
 from __future__ import annotations
 

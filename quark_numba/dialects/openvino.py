@@ -1,4 +1,5 @@
-"""The operator of OpenVINO that NNCF and MQBench write into ONNX models."""
+"""The operator of OpenVINO that NNCF and MQBench write into ONNX models, FakeQuantize: its inputs and attributes, and what it
+means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The operators of QONNX, which Brevitas and QKeras write for AMD FINN and hls4ml."""
+"""The operators of QONNX, which Brevitas and QKeras write for AMD FINN and hls4ml: domains, older ones among them, names,
+inputs, and attributes with their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The operators of AMD Quark under their names in older models. The families declare the operators."""
+"""The operators of AMD Quark under their names in older models: the older domain, and the newer name of each. The families
+declare the operators."""
 
 from __future__ import annotations
 

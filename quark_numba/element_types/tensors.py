@@ -1,4 +1,5 @@
-"""Conversion of arrays to and from ``onnx.TensorProto``, for every element type of the table.
+"""Conversion of arrays to and from ``onnx.TensorProto``, for every element type of the table, and the errors of tensors that
+are not valid.
 
 ``onnx.numpy_helper`` is not enough: a version of onnx lacks the types that later versions added. Before 1.19 it does not return
 ml_dtypes, and does not read bfloat16 from ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all versions.

@@ -1,4 +1,5 @@
-"""The arithmetic of one element, and of the numbers that all elements of a format share.
+"""The arithmetic of one element, and of the numbers that all elements of a format share, for each form: rounding modes,
+clamping, and which parameters are valid.
 
 ``preparer`` turns the parameters of a form, as float64, into the numbers that ``converter`` takes. The numbers are float32, or
 float64 for a form in double precision. Each written operation is rounded once.

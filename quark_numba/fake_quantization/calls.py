@@ -1,4 +1,5 @@
-"""Fake quantization on arrays: check the arguments, select a kernel, run it."""
+"""Fake quantization on arrays (`fake_quantize`, `minifloat_quantize_dequantize`): defaults, the types and shapes of parameters,
+and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loops of a key of the dispatch table, and the functions that compile them.
+"""The loops of a key of the dispatch table, the functions that compile them, and how many elements a call of a task converts.
 
 The numbers of a format lie in a flat array: the first number of each row, then the second one of each row, and so on. A row is
 what `granularity` calls one: elements that share all numbers."""

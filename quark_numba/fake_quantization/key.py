@@ -1,4 +1,5 @@
-"""Keys of the dispatch table: how a format is described, and how values are rounded to it."""
+"""Keys of the dispatch table: the forms that describe a format, with their parameters and the limits of bit widths, and the
+rounding modes by all their names, with those that are refused and why."""
 
 from __future__ import annotations
 

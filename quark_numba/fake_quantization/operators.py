@@ -1,4 +1,5 @@
-"""The family's declarations: the operator that `optimize` writes, and a function that declares the operators of dialects."""
+"""The family's declarations: the operator that `optimize` writes, a function that declares the operators of dialects, the types
+of parameters, and the messages of faults."""
 
 from __future__ import annotations
 

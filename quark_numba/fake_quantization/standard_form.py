@@ -1,4 +1,5 @@
-"""What the family computes, in the standard operators of ONNX.
+"""What the family computes, in the standard operators of ONNX, form by form, and the reasons why a node has no such form, such
+as a parameter that is not constant.
 
 The functions correspond to the functions of ``arithmetic`` by the same names, operation by operation. The numbers that they
 take are those of ``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN,

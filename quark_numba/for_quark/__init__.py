@@ -1,4 +1,5 @@
-"""AMD Quark's ONNX quantizer on this package's operators, without a compiler. Import this before `quark.onnx`:
+"""AMD Quark's ONNX quantizer on this package's operators, without a compiler: which of Quark's modules is replaced, and when it
+is too late for that. Import this before `quark.onnx`:
 
     import quark_numba.for_quark
 

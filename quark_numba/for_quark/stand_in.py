@@ -1,4 +1,5 @@
-"""The stand-in for Quark's module `build_custom_ops`: its functions, and the PyTorch operators that it registers."""
+"""The stand-in for Quark's module `build_custom_ops`: its functions, the PyTorch operators that it registers, the releases of
+Quark that are known, and the warning of others."""
 
 from __future__ import annotations
 

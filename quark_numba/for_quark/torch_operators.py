@@ -1,5 +1,5 @@
-"""The PyTorch operators of Quark, ``torch.ops.quark_custom_ops``, on the kernels of block formats. Quark's fine-tuning calls
-them, and defines their derivatives itself.
+"""The PyTorch operators of Quark, ``torch.ops.quark_custom_ops``, on the kernels of block formats: their signatures, and the
+arguments that are refused. Quark's fine-tuning calls them, and defines their derivatives itself.
 
 The blocks of a tensor are cut along its last dimension, whatever its strides are; the last block of a row may be shorter.
 """

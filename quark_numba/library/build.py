@@ -1,4 +1,5 @@
-"""`build_library`: models and the library that runs them outside of Python."""
+"""`build_library`, which writes models and the library that runs them outside of Python: its arguments, which operators the
+library gets, the names of files, and the text of README.txt."""
 
 from __future__ import annotations
 

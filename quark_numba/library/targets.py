@@ -1,5 +1,6 @@
-"""The systems and processor levels that libraries are built for, and their linkers. A library has its functions for some
-levels; ``operators.c`` chooses one when it is registered."""
+"""The systems and processor levels that libraries are built for, with the defaults, the oldest glibc, the instruction sets of a
+level, and the compilers and linkers. A library has its functions for some levels; ``operators.c`` chooses one when it is
+registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`quantize`, `dequantize` and `quantize_dequantize` on arrays: check the arguments, and select the kernel."""
+"""`quantize`, `dequantize` and `quantize_dequantize` on arrays: their arguments and defaults, the version of an operator that
+`opset` means, and the kernel."""
 
 from __future__ import annotations
 

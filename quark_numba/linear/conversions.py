@@ -1,4 +1,5 @@
-"""How a call on arrays is run: its arguments are checked, and the kernel and the loop are chosen.
+"""How a call on arrays is run: its arguments are checked against each other and the version, the kernel and the loop are
+chosen, and the plan is kept.
 
 The first call with a signature makes a Conversion of its arguments, which checks them; derives a Plan from it, which has the
 kernel and the loop; keeps the plan (``plans``); and runs it. Later calls with the same signature run the kept plan at once: on

@@ -1,4 +1,5 @@
-"""The loop over elements on a GPU, and this family's kernels for GPUs."""
+"""The loop over elements on a GPU, and this family's kernels for GPUs: which elements a thread converts, when vectors are read,
+and codes of fewer than 8 bits."""
 
 from __future__ import annotations
 

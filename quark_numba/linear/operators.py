@@ -1,4 +1,5 @@
-"""The declarations of the family's operators."""
+"""The declarations of the family's operators: inputs, texts of attributes, the type and shape of y, and errors (element types
+and defaults of attributes are in ``versions``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans of calls on arrays: decisions that depend only on dtypes and shapes, kept for later calls that are alike."""
+"""Plans of calls on arrays: decisions that depend only on dtypes and shapes, kept for later calls that are alike; how many are
+kept, and from which size on threads run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The computations of the family in the standard operators of ONNX."""
+"""The computations of the family in the standard operators of ONNX, and the reasons why a node has no such form, such as
+numbers that would be rounded twice."""
 
 from __future__ import annotations
 

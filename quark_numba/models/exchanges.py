@@ -1,4 +1,5 @@
-"""Atomic exchanges: either all files of a group are replaced by new files, or none.
+"""Atomic exchanges: either all files of a group are replaced by new files, or none, also if the process is killed; and how long
+one exchange waits for another.
 
 1. The caller writes the new files in the folder ``files`` of a temporary folder (``temporary``).
 2. `exchanging` locks the target folder, which has the old files: other processes wait with exchanges in this folder. It writes

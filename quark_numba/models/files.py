@@ -1,4 +1,5 @@
-"""Checks of paths, errors of files, and their writing. A file is written whole or not at all."""
+"""Checks of paths (missing, not a regular file, not UTF-8), errors of files, and their writing: what becomes of links, modes
+and other names of a file. A file is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Folders of ONNX Runtime GenAI: models, and a configuration that names them."""
+"""Folders of ONNX Runtime GenAI, with models and a configuration that names them: its keys, the names that it may leave out,
+and the errors if it cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Read models from files, write them, and pass them to sessions."""
+"""Read models from files, write them, and pass them to sessions: up to which size in memory or in one file, when tensors go to
+a file beside, and which files must not be written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Temporary folders. If a process is killed, the next process removes its folders.
+"""Temporary folders: their names, their locks, and when they are removed. If a process is killed, the next process removes its
+folders.
 
 1. `temporary_folder` creates a folder with the file ``in use``, which it locks and keeps open. It writes a mark into this file:
    a folder of the same name without the mark belongs to another program. The caller gets the folder ``files`` in it.

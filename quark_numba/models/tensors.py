@@ -1,4 +1,5 @@
-"""Tensors that are read, computed and written some rows at a time, so that a model may be larger than memory.
+"""Tensors that are read, computed and written some rows at a time, so that a model may be larger than memory, and how many rows
+that is.
 
 The rows of a tensor lie along its first axis that has more than one index: they follow each other in memory."""
 

@@ -1,5 +1,5 @@
-"""The arithmetic of sums and of one element. It is done in float32, each step rounded once to nearest, ties to even, unless
-a function says otherwise."""
+"""The arithmetic of sums and of one element: the roundings to bfloat16, the order of additions, and the inverse root of the
+variance. It is done in float32, each step rounded once to nearest, ties to even, unless a function says otherwise."""
 
 from __future__ import annotations
 

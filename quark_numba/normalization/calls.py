@@ -1,4 +1,5 @@
-"""Instance normalization on arrays: check the arguments, run a kernel."""
+"""Instance normalization on arrays (`extended_instance_normalization`): the default of epsilon, the check of the arguments, and
+the run of the kernel."""
 
 from __future__ import annotations
 

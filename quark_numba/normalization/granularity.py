@@ -1,4 +1,5 @@
-"""The instances of x, from its shape. An instance is the elements that share a mean and a variance.
+"""The instances of x, from its shape, and the messages of shapes that are refused. An instance is the elements that share a
+mean and a variance.
 
 ``instance_shape`` is also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So it uses only
 ``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.

@@ -1,4 +1,5 @@
-"""The loops over instances, and the functions that compile them.
+"""The loops over instances, the functions that compile them, the size of a tile, and how many instances a call of a task
+normalizes.
 
 The sums of an instance are accumulated element by element, so that an addition waits for the one before. Therefore several
 instances are summed side by side."""

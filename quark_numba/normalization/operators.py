@@ -1,4 +1,4 @@
-"""The declarations of the operators of instance normalization."""
+"""The declarations of the operators of instance normalization: inputs, and the attribute epsilon with its default."""
 
 from __future__ import annotations
 

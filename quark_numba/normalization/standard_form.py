@@ -1,4 +1,4 @@
-"""What the family computes, in the standard operators of ONNX.
+"""What the family computes, in the standard operators of ONNX, step by step, and for which x the bits differ.
 
 The functions correspond to the functions of ``arithmetic``. CumSum computes the sums of an instance, because it adds one
 element after another. The square of a bfloat16 is a float32, so that adding it is the fused step of the kernel. Two cases

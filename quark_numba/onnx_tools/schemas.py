@@ -1,4 +1,5 @@
-"""ONNX schemas of the package's operators, made from their declarations."""
+"""ONNX schemas of the package's operators, made from their declarations: which are registered with onnx, and the errors of its
+shape inference."""
 
 from __future__ import annotations
 

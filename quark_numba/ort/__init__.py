@@ -1,4 +1,5 @@
-"""Registration of the operators with ONNX Runtime."""
+"""Registration of the operators with ONNX Runtime (`register`): the choice of the backend, the entries of session options that
+`qdq` sets, and the errors and warnings."""
 
 from __future__ import annotations
 

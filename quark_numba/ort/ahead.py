@@ -1,5 +1,6 @@
-"""What helper processes compile for the nodes of a session, ahead of it. Helper processes first compile the functions that all
-regions share, while this process optimizes the model. Then they share with this process what the nodes need."""
+"""What helper processes compile for the nodes of a session, ahead of it, and in which order (how many there are is in
+``compiling.helpers``). Helper processes first compile the functions that all regions share, while this process optimizes the
+model. Then they share with this process what the nodes need."""
 
 from __future__ import annotations
 

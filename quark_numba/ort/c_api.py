@@ -1,4 +1,5 @@
-"""The parts of ONNX Runtime's C API that custom operators need (onnxruntime_c_api.h)."""
+"""The parts of ONNX Runtime's C API that custom operators need (onnxruntime_c_api.h): its version, the oldest release of ONNX
+Runtime, and the releases that newer parts need."""
 
 from __future__ import annotations
 

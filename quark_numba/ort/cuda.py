@@ -1,4 +1,5 @@
-"""The CUDA driver, which is part of every driver of NVIDIA GPUs, and the kernels that it has loaded."""
+"""The CUDA driver, which is part of every driver of NVIDIA GPUs: its library, its oldest version, and the kernels that it has
+loaded."""
 
 from __future__ import annotations
 

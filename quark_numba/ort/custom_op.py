@@ -1,4 +1,5 @@
-"""An overload of an operator, as it is registered with ONNX Runtime: the kernels of its nodes, and the types of its outputs."""
+"""An overload of an operator, as it is registered with ONNX Runtime: the kernels of its nodes, which nodes share one, the
+checks when a model is loaded, and the types of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The extensions backend, which stands in for the native one: operators declared with onnxruntime-extensions' ``onnx_op``.
+"""The extensions backend, which stands in for the native one: which operators and types are declared with
+onnxruntime-extensions' ``onnx_op``, and the text about those that are missing.
 
 The limits of onnxruntime-extensions 0.15, and what follows from them here:
 

@@ -1,4 +1,5 @@
-"""The native backend: operators that ONNX Runtime calls through OrtCustomOp structures, whose functions are compiled."""
+"""The native backend, operators that ONNX Runtime calls through OrtCustomOp structures: its entries in session options, which
+domains a session gets, why it is not available, and the warning of copies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The descriptions of operators for ONNX Runtime, and the states of nodes. They are the same in this process and in stand-alone
-libraries."""
+"""The descriptions of operators for ONNX Runtime, which overloads and messages they have, and the states of nodes (the
+operators are declared in the families). They are the same in this process and in stand-alone libraries."""
 
 from __future__ import annotations
 

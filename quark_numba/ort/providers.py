@@ -1,4 +1,5 @@
-"""Execution providers of sessions, by name."""
+"""Execution providers of sessions, by name, which of them run on the CPU, and which operators `operators="auto"` means for
+them."""
 
 from __future__ import annotations
 

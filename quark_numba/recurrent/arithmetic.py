@@ -1,4 +1,4 @@
-"""The arithmetic of one number: codes, shifts of integers, and the C library's tanhf."""
+"""The arithmetic of one number: codes, shifts of integers, their rounding and saturation, and the C library's tanhf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The LSTM layer on arrays: check the arguments, run a kernel."""
+"""The LSTM layer on arrays (`extended_lstm`): its arguments and their defaults, the checks of shapes, and the run of the
+kernel."""
 
 from __future__ import annotations
 

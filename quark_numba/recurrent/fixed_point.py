@@ -1,4 +1,5 @@
-"""The integers that a layer computes with, from its scales and zero points. `arithmetic` rounds with them."""
+"""The limits of a layer's attributes, such as hidden_size, their errors, and, from its scales and zero points, the integers
+that a layer computes with. `arithmetic` rounds with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of a layer, from the shapes of its inputs.
+"""The sizes of a layer, from the shapes of its inputs, the messages of shapes that are refused, and the order of the gates.
 
 ``layer_shape`` is also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So it uses only
 ``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.

@@ -1,4 +1,4 @@
-"""The loops of a layer, and the functions that compile them.
+"""The loops of a layer, the functions that compile them, the division of the work into phases and parts, and the memory for it.
 
 A layer is computed in phases. A phase has `count_parts` parts, which may run at the same time:
 

@@ -1,4 +1,5 @@
-"""The declarations of the operators of the LSTM layer."""
+"""The declarations of the operators of the LSTM layer: inputs with their shapes, and attributes with the values that they may
+have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The activation functions that ONNX Runtime approximates: rational functions and polynomials with fused multiply-adds.
+"""The activation functions that ONNX Runtime approximates (Erf, Sigmoid, Tanh): rational functions and polynomials with fused
+multiply-adds, and their constants.
 
 The constants and the order of the operations are those of MLAS, ONNX Runtime's library of kernels (logistic.cpp, tanh.cpp and
 erf.cpp; MIT license). On x86-64 with FMA, ONNX Runtime 1.32 gives the same bits for every float32. Other releases and

@@ -1,4 +1,5 @@
-"""The arithmetic of one element: a scalar function of float32 values for each step (``step_operators``)."""
+"""The arithmetic of one element: a scalar function of float32 values for each step, those of Clip, Cast and round trips among
+them; most others are in ``step_operators``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A program on arrays: each step is a numpy function, or a round trip of another family (``step_operators``)."""
+"""A program on arrays: each step is a numpy function, or a round trip of another family (``step_operators``); and the checks of
+inputs and of the attributes of the blocked layout."""
 
 from __future__ import annotations
 

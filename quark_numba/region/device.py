@@ -1,4 +1,5 @@
-"""The kernels of this family for GPUs: a thread computes all steps of some elements, or of a block."""
+"""The kernels of this family for GPUs: a thread computes all steps of some elements, or of a block; how many elements, and when
+they are read as vectors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The shape of y, how y lies in memory, and the loop over its elements, from the shapes of the inputs. The loop tells which
-element of each input goes with an element of y.
+"""The shape of y, how y lies in memory, and the loop over its elements, from the shapes of the inputs; the messages of shapes
+that are refused, and the number of a GPU's loops. The loop tells which element of each input goes with an element of y.
 
 The functions are compiled into the nodes of sessions. So shapes are arrays, and a fault is returned as a number.
 """

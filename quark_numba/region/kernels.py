@@ -1,5 +1,6 @@
-"""The loop over elements. One function, the same for all programs, cuts the work into tiles. Another function, made for each
-program, runs the program on a tile."""
+"""The loop over elements, in tiles and chunks: how many elements a chunk has, how inputs are spread along y, and the padding of
+the blocked layout. One function, the same for all programs, cuts the work into tiles. Another function, made for each program,
+runs the program on a tile."""
 
 from __future__ import annotations
 

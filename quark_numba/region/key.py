@@ -1,4 +1,5 @@
-"""The key of a kernel: a program of elementwise steps."""
+"""The key of a kernel: a program of elementwise steps, its text and parser, its limits (inputs, steps, block size), and the
+messages of programs that are refused."""
 
 from __future__ import annotations
 

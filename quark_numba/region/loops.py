@@ -1,5 +1,6 @@
-"""The loops that run a program on a tile, and the buffers between the loops. A loop is a list of the actions for each element.
-``source`` writes its Python source.
+"""The loops that run a program on a tile, and the buffers between the loops: which steps share a loop, when a buffer is reused,
+and which roundings of blocks are left out. A loop is a list of the actions for each element. ``source`` writes its Python
+source.
 
 For example, the absolute value of a round trip of x0 + x1, where x1 has one element, is a list of one loop:
 

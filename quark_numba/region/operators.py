@@ -1,4 +1,4 @@
-"""The declaration of the family's operator."""
+"""The declaration of the family's operator, `Region`: its inputs, its attributes with their texts, and the shape of y."""
 
 from __future__ import annotations
 

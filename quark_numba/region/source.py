@@ -1,4 +1,5 @@
-"""The Python source of the function that runs a program.
+"""The Python source of the function that runs a program: the size of a tile, the arrays, and when reciprocals or the loops for
+ordinary blocks are used.
 
 For example, this is the source for the absolute value of a round trip of x0 + x1, where x1 has one element:
 

@@ -1,4 +1,5 @@
-"""The operators that a step of a program may have: STEP_OPERATORS, a row for each.
+"""The operators that a step of a program may have: STEP_OPERATORS, a row for each, with its operands, attributes, defaults and
+functions.
 
 All that is known of an operator is in its row; the limits of programs are in `key`. `key` checks programs by the numbers of
 operands and the attributes, `arithmetic` compiles `element`, and `calls` calls `array`.

@@ -1,4 +1,5 @@
-"""The tiles of y for programs that round to block formats: whole blocks side by side, in buffers in the first-level cache.
+"""The tiles of y for programs that round to block formats: whole blocks side by side, in buffers on the stack, or in allocated
+memory above a limit.
 
 A column of a tile is a block of y. The columns of all of y are numbered: first the whole blocks, then the short blocks at the
 end of an axis. A chunk has only whole blocks or only short ones.

@@ -1,4 +1,5 @@
-"""Keep constants in block formats as codes and scales, with a node that dequantizes them, instead of as floats."""
+"""Keep constants in block formats as codes and scales, with a node that dequantizes them, instead of as floats, and the reasons
+why some are not kept so."""
 
 from __future__ import annotations
 

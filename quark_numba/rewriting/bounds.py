@@ -1,4 +1,5 @@
-"""Proved bounds of the magnitudes of a value's elements. Elements with a bound are neither NaN nor Inf.
+"""Proved bounds of the magnitudes of a value's elements, with a rule for each operator of ONNX that has one, and the largest
+bound that counts. Elements with a bound are neither NaN nor Inf.
 
 A bound has to hold for any order of additions, for rounded products, and for algorithms that split products, such as
 Winograd's. So a bound counts only if it is far below the largest float32, and sums and products in float16 have none."""

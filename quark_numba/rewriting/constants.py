@@ -1,4 +1,5 @@
-"""Fold constants: replace each node whose inputs are all constants by its outputs.
+"""Fold constants: replace each node whose inputs are all constants by its outputs; which keep their codes, and which are
+computed only when the model is written.
 
 Nodes are visited in the order of the model. A quantize node is visited before its dequantize nodes, and is not replaced at
 first. The graph only remembers its result: the round trip as one kernel computes it, or the codes if there is no such kernel.

@@ -1,4 +1,4 @@
-"""Inline local functions with nodes that passes rewrite.
+"""Inline local functions with nodes that passes rewrite, and the reasons why some functions stay.
 
 ONNX Runtime infers no types in a function with operators that are not its own. The passes treat inlined nodes like
 all others."""

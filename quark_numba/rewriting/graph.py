@@ -1,4 +1,5 @@
-"""A model, and the changes that passes make to it."""
+"""A model, and the changes that passes make to it (constants, replaced and removed nodes, written shapes); and the settings of
+rewriting, with their defaults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The known facts about the values of a model, and about its nodes of the package's operators: their meanings, and the reasons
-why some are not rewritten."""
+"""The package's nodes in a model: which of them are not valid (wrong numbers of inputs, attributes of a wrong type), their
+meanings, and the reasons why some are not rewritten; types and shapes of values."""
 
 from __future__ import annotations
 

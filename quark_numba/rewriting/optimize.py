@@ -1,4 +1,5 @@
-"""`optimize`: rewrite a model's quantization nodes into fewer, cheaper nodes that give the same bits."""
+"""`optimize`: rewrite a model's quantization nodes into fewer, cheaper nodes that give the same bits; its arguments and
+defaults, the order of the passes, and what `qdq="auto"` means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fuse a quantize node and the equal dequantize nodes after it into one node that does both in one step."""
+"""Fuse a quantize node and the equal dequantize nodes after it into one node that does both in one step, and the reasons why
+some are not fused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Merge connected elementwise nodes, such as a quantize-dequantize node with adjacent additions and activations, into
-regions."""
+"""Merge connected elementwise nodes, such as a quantize-dequantize node with adjacent additions and activations, into regions:
+which nodes join, and why others do not (limits are in ``region.key``)."""
 
 from __future__ import annotations
 

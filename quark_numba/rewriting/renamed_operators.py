@@ -1,4 +1,4 @@
-"""Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
+"""Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear, so that ONNX Runtime's optimizers leave them alone.
 
 ONNX Runtime's optimizers recognize these nodes by their names, in any domain. If other nodes have been rewritten, the
 optimizers make changes that they would not make in the original model. They quantize folded weights again, turn a dequantize

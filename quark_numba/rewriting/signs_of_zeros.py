@@ -1,4 +1,4 @@
-"""Find out whether the sign of a zero changes the result of a model."""
+"""Find out whether the sign of a zero changes the result of a model: which operators of ONNX move it, keep it or lose it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Write every node of the package's operators in its standard form: only ONNX's standard operators, with the same bits.
+"""Write every node of the package's operators in its standard form (the families' `standard_form`): only ONNX's standard
+operators, with the same bits; and which Casts need a fence.
 
 Any execution provider runs such a model. ONNX Runtime's optimizers do not know that it quantizes."""
 

@@ -1,4 +1,5 @@
-"""Batches on a dask cluster. Each worker is set up once and returns sums."""
+"""Batches on a dask cluster: the connection to it, how many batches a task has, workers that die, and Ctrl-C. Each worker is
+set up once and returns sums."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Data for a model: batches of its inputs, read one at a time from files or from a function, or random, and the defaults of
-random data.
+"""Data for a model: batches of its inputs, read one at a time from files or from a function, or random; what a sample is, the
+defaults of random data, and which data are refused.
 
 The headers of all files are read first, so that wrong data are refused before the first batch runs."""
 

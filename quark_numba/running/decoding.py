@@ -1,4 +1,5 @@
-"""Decoders with key-value caches: runs over the tokens of a text, part by part, with the caches carried from run to run."""
+"""Decoders with key-value caches (`Decoding`): runs over the tokens of a text, part by part, with the caches carried from run
+to run; defaults, and the names of inputs and caches."""
 
 from __future__ import annotations
 

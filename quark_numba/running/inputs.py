@@ -1,4 +1,5 @@
-"""The inputs of a model: which dtypes and shapes fit them, and random arrays that do."""
+"""The inputs of a model: which dtypes and shapes fit them, with the reasons, and random arrays that do: their values, and the
+sizes of free dimensions."""
 
 from __future__ import annotations
 

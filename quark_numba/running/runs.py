@@ -1,5 +1,5 @@
-"""Runs over data: `Execution` has the settings of threads and processes, with their defaults, and `Runner` runs the batches on
-threads of this process or on a cluster. The sums of batches are added up in the data's order."""
+"""Runs over data: `Execution` has the settings of threads, processes, errors and providers, with their defaults, and `Runner`
+runs the batches on threads of this process or on a cluster. The sums of batches are added up in the data's order."""
 
 from __future__ import annotations
 

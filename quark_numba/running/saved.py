@@ -1,4 +1,4 @@
-"""Sums in a file, from which an interrupted run continues."""
+"""Sums in a file, from which an interrupted run continues: how often the file is written, and which runs it is refused for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sessions of models, which are left unchanged, and their runs. Errors of ONNX Runtime become ModelErrors."""
+"""Sessions of models, which are left unchanged, and their runs: the options of sessions, missing inputs, and outputs of types
+that numpy lacks. Errors of ONNX Runtime become ModelErrors."""
 
 from __future__ import annotations
 

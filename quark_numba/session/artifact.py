@@ -1,4 +1,5 @@
-"""The model that is given to ONNX Runtime for a session. This module imports neither onnx nor Numba."""
+"""The model that is given to ONNX Runtime for a session, in memory or in a file, how long the file exists, and what a cache
+keeps of it. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 

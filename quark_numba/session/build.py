@@ -1,5 +1,6 @@
-"""Build the model that a session runs, or take it from a cache. Building a model reads it, rewrites it, and converts regions to
-the blocked layout. A large model is written to files."""
+"""Build the model that a session runs, or take it from a cache: the warnings of slow nodes, the errors of models that cannot
+run, and which models are left to ONNX Runtime. Building a model reads it, rewrites it, and converts regions to the blocked
+layout. A large model is written to files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The names of the entries of a cache of models: digests of everything that a model for a session depends on. This module
-imports neither onnx nor Numba."""
+"""The names of the entries of a cache of models: digests of everything that a model for a session depends on; and the check of
+the argument `cache`. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 

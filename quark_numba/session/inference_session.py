@@ -1,4 +1,5 @@
-"""`InferenceSession`: a session of the optimized model, in one call."""
+"""`InferenceSession`: a session of the optimized model, in one call: its arguments and defaults, and the other settings that
+are tried if ONNX Runtime refuses the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A cache of prepared models, which ONNX Runtime itself maps into memory in later sessions: its folder, its limits, and what is
-removed.
+"""A cache of prepared models, which ONNX Runtime itself maps into memory in later sessions: its folder, its limits and
+environment variables, which models are cached by default, and what is removed.
 
 A model is found by a digest of everything that it depends on (``cache_keys``). Its entry is a folder. The folder is renamed to
 its final name when it is complete, and renamed again before it is removed. So processes that use a cache at the same time see

@@ -1,4 +1,5 @@
-"""The arguments of `InferenceSession`, and their checks. This module imports neither onnx nor Numba."""
+"""The arguments of `InferenceSession`, their checks, and what follows from them: the operators of its model, who runs ONNX's
+own nodes, and the facts in the key of a cached model. This module imports neither onnx nor Numba."""
 
 from __future__ import annotations
 

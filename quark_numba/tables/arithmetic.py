@@ -1,4 +1,5 @@
-"""The arithmetic of one element of x and one entry of its row. Each written operation is rounded once, in float32.
+"""The arithmetic of one element of x and one entry of its row: the count of thresholds that x reaches, and the nearest value.
+Each written operation is rounded once, in float32.
 
 A loop goes through the entries with ``step``, and ends with ``last``. The `numbers` of a row are three float32, see
 `kernels.fill`."""

@@ -1,4 +1,4 @@
-"""Tables on arrays: check the arguments, select a kernel, run it."""
+"""Tables on arrays: check the arguments and attributes (bit widths, data layouts), select a kernel, run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loops of an operation, and the functions that compile them.
+"""The loops of an operation, the functions that compile them, the making of a flat table, and the sizes of a tile and of the
+work of a task.
 
 The table lies in a flat array, column by column: NUMBERS columns of numbers, the last of which y begins with, then the entries.
 So the entries of elements side by side lie side by side, whether these elements share a row or have a row each."""

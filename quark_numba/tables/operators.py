@@ -1,4 +1,4 @@
-"""A function that declares the operators of dialects."""
+"""A function that declares the operators of dialects, with the texts of their inputs and the checks of shapes."""
 
 from __future__ import annotations
 

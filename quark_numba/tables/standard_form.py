@@ -1,4 +1,5 @@
-"""What the family computes, in the standard operators of ONNX.
+"""What the family computes, in the standard operators of ONNX: up to how many thresholds these are compared one by one, and the
+reasons why a node has no such form.
 
 Both operations are step functions. The steps are thresholds in ascending order. NaN reaches no threshold."""
 

@@ -1,4 +1,5 @@
-"""The base class of the experiments of `analyze`, and the sums that they collect and report."""
+"""The base class of the experiments of `analyze`: what an experiment may measure in each run and in a second pass, and what it
+reports; and the sums that it collects."""
 
 from __future__ import annotations
 

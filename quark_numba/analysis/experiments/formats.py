@@ -1,4 +1,5 @@
-"""The formats that `what_if` tries for a tensor. They need no calibration."""
+"""The formats that `what_if` tries for a tensor: their names, the bits of an element, and their parameters, such as block
+sizes. They need no calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Histograms of tensors, together with the values of their types."""
+"""Histograms of the worst tensors in the first run, together with the values of their types: the number of bins, and where they
+begin and end."""
 
 from __future__ import annotations
 

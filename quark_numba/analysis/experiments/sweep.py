@@ -1,4 +1,5 @@
-"""The sweep: the outputs with only one tensor in float, and with only this tensor quantized, for each quantized tensor."""
+"""The sweep: the outputs with only one tensor in float, and with only this tensor quantized, for each quantized tensor or all
+those of a node or an operator, as `by` says; the worst comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Other types for each tensor, and the best trade-offs between the bits of all tensors and the outputs' accuracy."""
+"""Other types for each tensor, and the best trade-offs between the bits of all tensors and the outputs' accuracy: how many
+mixes of types are measured, and which are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Outputs as classes: at each place, the class is the index of the largest element along the class axis."""
+"""Outputs as classes: at each place, the class is the index of the largest element along the class axis; which labels fit an
+output, which count, and what is among the `top_k` largest."""
 
 from __future__ import annotations
 

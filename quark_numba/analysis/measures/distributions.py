@@ -1,5 +1,5 @@
-"""Logits as probability distributions: the divergence of one from the reference's, and the cross-entropy of the labels, which
-``classes`` checks."""
+"""Logits as probability distributions: the divergence of one from the reference's, the cross-entropy of the labels
+(``classes`` checks these), perplexities, and the usual name of the output of logits."""
 
 from __future__ import annotations
 

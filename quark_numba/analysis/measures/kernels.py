@@ -1,4 +1,5 @@
-"""Loops that add up the differences between tensors, and count saturated elements."""
+"""Loops that add up the differences between tensors, and count elements that saturate or become zero: what NaN, infinite and
+equal elements add to the sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Errors of outputs against the reference's, and the reasons why some outputs cannot be compared."""
+"""Errors of outputs against the reference's: the figures that are reported, the reasons why some outputs cannot be compared,
+and the check that the chosen outputs exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sums that measure the differences between arrays. The sums of batches add up, so no array is kept."""
+"""Sums that measure the differences between arrays: the formulas of SQNR, cosine and decibels, and how fields of batches are
+combined: added, or the largest, the least or the first one. The sums of batches add up, so no array is kept."""
 
 from __future__ import annotations
 

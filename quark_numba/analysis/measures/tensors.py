@@ -1,4 +1,5 @@
-"""The measures of a quantized tensor, from its sums."""
+"""The measures of a quantized tensor, from its sums: the figures that `analyze` reports (errors, saturated and flushed
+elements, used range), and which elements count as saturated."""
 
 from __future__ import annotations
 

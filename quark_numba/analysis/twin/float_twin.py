@@ -1,4 +1,5 @@
-"""The float twin of a quantized model: the same graph without its quantization nodes."""
+"""The float twin of a quantized model: the same graph without its quantization nodes, what stands in their place (Identity,
+Cast or Clip), and the errors of models without a twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The forms to which tensors are rounded: scales and zero points, a block format, or a format without codes."""
+"""The forms to which tensors are rounded (scales and zero points, a block format, or a format without codes): their names and
+bits, their values, and the limits beyond which elements saturate."""
 
 from __future__ import annotations
 

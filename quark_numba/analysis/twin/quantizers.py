@@ -1,4 +1,5 @@
-"""The quantizers of a model: the nodes that round a tensor, and the values that it can have."""
+"""The quantizers of a model: the nodes that round a tensor, which tensors are weights, the values that a tensor can have, and
+the reasons why some are not measured."""
 
 from __future__ import annotations
 

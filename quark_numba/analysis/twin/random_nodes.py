@@ -1,5 +1,5 @@
-"""Nodes that draw random numbers, and the values that depend on them. These values differ between two runs, with or without
-quantization."""
+"""Nodes that draw random numbers: which operators do, the values that depend on them, and the reason why these are not
+compared. These values differ between two runs, with or without quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Float weights and activation bounds that a quantized model lacks, taken from the reference."""
+"""Float weights and activation bounds that a quantized model lacks, taken from the reference: how a tensor is found there, by
+its name or by the node that takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A quantized model in segments: sessions of the nodes between its quantized tensors. This package rounds the tensors.
+"""A quantized model in segments: sessions of the nodes between its quantized tensors, where a segment begins, its session's
+options, and what is computed again after a change. This package rounds the tensors.
 
 One set of sessions computes the quantized model, the float model and any mix of the two, and returns each tensor. After a
 change only the downstream segments run again. Each session runs on one thread and fuses nothing, so ONNX Runtime computes each

@@ -1,4 +1,4 @@
-"""The nodes of block formats on a GPU."""
+"""The nodes of block formats on a GPU: their states, and what a run passes to the kernel (``block.device``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a kernel on a GPU."""
+"""The start of a kernel on a GPU: its stream, its thread blocks, and which addresses are aligned."""
 
 from __future__ import annotations
 

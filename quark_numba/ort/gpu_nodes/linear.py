@@ -1,4 +1,5 @@
-"""The nodes of QuantizeLinear, DequantizeLinear and QuantizeDequantizeLinear on a GPU, by all their names."""
+"""The nodes of QuantizeLinear, DequantizeLinear and QuantizeDequantizeLinear on a GPU, by all their names: their states, and
+what a run passes to the kernel (``linear.device``)."""
 
 from __future__ import annotations
 

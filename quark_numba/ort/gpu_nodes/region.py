@@ -1,4 +1,5 @@
-"""The nodes of regions on a GPU."""
+"""The nodes of regions on a GPU: their states, the attributes that are refused, and what a run passes to the kernel
+(``region.device``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The nodes of block formats."""
+"""The nodes of block formats in a run: their states, the attributes that libraries leave free, the checks of shapes, and the
+cost of an element."""
 
 from __future__ import annotations
 

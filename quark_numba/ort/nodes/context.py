@@ -1,4 +1,5 @@
-"""Functions for the nodes of all operators, which get inputs, shapes and outputs, split work, and report faults.
+"""Functions for the nodes of all operators, which get inputs, shapes and outputs, split work from some cost on, limit the rank
+of tensors, and report faults.
 
 The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
 and a `value` is an OrtValue; both are addresses.

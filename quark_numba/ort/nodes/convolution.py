@@ -1,4 +1,5 @@
-"""The nodes of convolutions of codes."""
+"""The nodes of convolutions of codes in a run: their states, constant weights, which are packed once and freed with the
+session, and the sizes of the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The nodes of fake quantization."""
+"""The nodes of fake quantization in a run: their states, where parameters come from, the checks of their types and shapes, and
+the cost of an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The nodes of QuantizeLinear, DequantizeLinear and QuantizeDequantizeLinear, by all their names."""
+"""The nodes of QuantizeLinear, DequantizeLinear and QuantizeDequantizeLinear, by all their names, in a run: their states, the
+checks of attributes and shapes, and the conversion of scales and zero points."""
 
 from __future__ import annotations
 

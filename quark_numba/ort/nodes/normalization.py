@@ -1,4 +1,4 @@
-"""The nodes of instance normalization."""
+"""The nodes of instance normalization in a run: their states, and the cost of an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The nodes of LSTM layers."""
+"""The nodes of LSTM layers in a run: their states, constant weights, which are encoded once and freed with the session, the
+attributes that libraries leave free, and the cost of the work."""
 
 from __future__ import annotations
 

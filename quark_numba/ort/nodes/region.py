@@ -1,4 +1,5 @@
-"""The nodes of regions."""
+"""The nodes of regions in a run: their states, the shape of y, the conversion of inputs, memory for them, and the cost of an
+element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The nodes that count thresholds below an element, and the nodes that choose the nearest entry of a look-up table."""
+"""The nodes that count thresholds below an element, and the nodes that choose the nearest entry of a look-up table, in a run:
+their states, and the table, which each run makes and frees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The library, made and loaded into this process."""
+"""The library, made and loaded into this process: for which platforms, from memory or from which file, how often that is tried,
+and the reasons why it cannot be loaded."""
 
 from __future__ import annotations
 

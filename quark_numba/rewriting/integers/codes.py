@@ -1,4 +1,5 @@
-"""The codes around an operator that may run on integers: the codes of its inputs, and the codes of its output."""
+"""The codes around an operator that may run on integers: the codes of its inputs, the codes of its output, the limits of their
+scales, and the reasons why some do not fit."""
 
 from __future__ import annotations
 

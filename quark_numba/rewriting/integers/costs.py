@@ -1,5 +1,5 @@
 """Estimates of the difference in time between integer operators of ONNX Runtime and float operators between this package's
-nodes."""
+nodes, which decide whether a group is rewritten."""
 
 from __future__ import annotations
 

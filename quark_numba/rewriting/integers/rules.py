@@ -1,5 +1,5 @@
-"""The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime, with the proofs that the results
-do not change."""
+"""The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime: their limits, the proofs that the
+results do not change, and the reasons why an operator stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arrays in blocks of channels, as ONNX Runtime's convolutions in the blocked layout (NCHWc) take them."""
+"""Arrays in blocks of channels, as ONNX Runtime's convolutions in the blocked layout (NCHWc) take them, and the number of
+channels in a block on this processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Convolutions of codes on blocks of channels.
+"""Convolutions of codes on blocks of channels: which convolutions become such, from how many multiplications on, and the
+reasons why others do not.
 
 A float32 convolution of 8-bit codes times a power of two by weights of that kind is exact if its sums stay below 2^24. So it
 can be computed on codes, with the same bits. On processors that multiply four codes and add the products in one instruction,

@@ -1,4 +1,5 @@
-"""Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
+"""Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions, with the
+reasons why a node has none.
 
 Each function appends the counterpart of a node, or raises `NotRewrittenError` without appending anything that other nodes could
 use."""

@@ -1,4 +1,5 @@
-"""Which float32 tensors of a graph hold 8-bit codes times a power of two, and which convolutions of them are exact.
+"""Which float32 tensors of a graph hold 8-bit codes times a power of two, and which convolutions of them are exact: the limits
+of scales and sums, and the reasons why some are not.
 
 A *grid* is a power of two and a range of codes of 8 bits: the tensor holds (code - zero point) * scale, and nothing else. Such
 numbers, their products and sums are integers times a power of two. A float32 sum of them is exact, in whatever order it is

@@ -1,4 +1,5 @@
-"""Keep ONNX Runtime's blocked layout for convolutions through regions.
+"""Keep ONNX Runtime's blocked layout for convolutions through regions: when a model is laid out so, and the reasons why a
+model, a session or a node is not.
 
 ONNX Runtime runs convolutions on tensors in the layout (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
 reorders a tensor to ONNX's layout before every node that has no implementation on blocks known to ONNX Runtime. Regions do work

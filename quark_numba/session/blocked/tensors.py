@@ -1,4 +1,5 @@
-"""The layout of each tensor of a graph while its nodes are rewritten, some of them on blocks of channels."""
+"""The layout of each tensor of a graph while its nodes are rewritten, some of them on blocks of channels: where tensors are
+reordered, and the reasons why they are not in blocks."""
 
 from __future__ import annotations
 
