@@ -1,5 +1,5 @@
 """The bytes of tensors that are in files (``TensorProto.external_data``): which files a model may name, through which links,
-and the errors of wrong places and lengths.
+and the errors of wrong places and of files that are too short.
 
 As in ONNX Runtime, a file has to be in the folder of its model or below it, also after following links. The reader of onnx is
 not enough: it refuses all links, and files with several hard links, which package managers make."""

@@ -1,5 +1,5 @@
 """Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and tensors with elements in files:
-from which size on they stay there, and which are refused."""
+from which size on they stay there, which are refused, and the errors of files that are missing or cannot be read."""
 
 from __future__ import annotations
 

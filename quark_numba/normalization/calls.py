@@ -11,9 +11,12 @@ from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import FAULTS, instance_shape
 
+# The default of a call, and of the operator's attribute.
+EPSILON = 1e-5
+
 
 def extended_instance_normalization(
-    x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = 1e-5
+    x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = EPSILON
 ) -> NDArray[np.float32]:
     """Return x normalized instance by instance, with the bits of a hardware unit that computes in bfloat16. It is the operator
     ExtendedInstanceNormalization-1 of com.amd.quark.

@@ -1,4 +1,4 @@
-"""The declarations of the operators of instance normalization: inputs, and the attribute epsilon with its default."""
+"""The declarations of the operators of instance normalization: inputs, and the attribute epsilon, whose default is that of `calls`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32
-from .calls import extended_instance_normalization
+from .calls import EPSILON, extended_instance_normalization
 from .granularity import FAULTS, instance_shape
 from .standard_form import write
 
@@ -38,7 +38,7 @@ OPERATORS = (
             Parameter("scale", "T", "C elements, or more."),
             Parameter("bias", "T", "C elements, or more."),
         ),
-        attributes=(Attribute("epsilon", 1e-5, "What is added to the variance.", "FLOAT"),),
+        attributes=(Attribute("epsilon", EPSILON, "What is added to the variance.", "FLOAT"),),
         call=extended_instance_normalization,
         infer=_infer,
         standard_form=write,
