@@ -1,4 +1,5 @@
-"""The declarations of the operators of instance normalization: inputs, and the attribute epsilon, whose default is that of `calls`."""
+"""The declarations of the operators of instance normalization: inputs, and the attribute epsilon, whose default is that of
+`calls`."""
 
 from __future__ import annotations
 
