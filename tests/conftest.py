@@ -102,6 +102,9 @@ def pytest_generate_tests(metafunc):
 KINDS = {"uint8", "int8", "int32", "int4", "float16", "bfloat16", "float8e4m3fn", "float6e2m3"}
 SIBLINGS = {row.name for version in VERSIONS for row in version.quantized} - KINDS
 
+# The most slow parameter sets of a test, unless its marker says otherwise: all pairs of values would take CI an hour.
+MOST_SLOW = 24
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(config, items):
@@ -130,11 +133,13 @@ def is_marked(item):
 
 def mark_exhaustive(slow):
     """Mark those slow parameter sets of a test that are not needed to have each pair of values of two parameters. A fault that
-    takes three particular values is rare, as the kernels are made of parts that each depend on one or two. If a marker of the
-    test has a number for slow sets, so many are left."""
+    takes three particular values is rare, as the kernels are made of parts that each depend on one or two. At most MOST_SLOW
+    sets are left, those first that have the most pairs. If a marker of the test has a number for slow sets, so many are
+    left."""
     by_default, is_slow = (next((item.get_closest_marker(name) for item in slow), None) for name in ("by_default", "slow"))
     count = (by_default and by_default.kwargs.get("slow")) or (is_slow and next(iter(is_slow.args), None))
-    chosen = itertools.islice(different_items(slow, count), count) if count else covering_items(slow, pairs_of_values)
+    of_pairs = itertools.islice(covering_items(slow, pairs_of_values), MOST_SLOW)
+    chosen = itertools.islice(different_items(slow, count), count) if count else of_pairs
     for item in set(slow) - {*chosen}:
         item.add_marker(pytest.mark.exhaustive)
 
