@@ -4,6 +4,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from marks import sizes
 from paths import MODELS
 from processes import PREPARE, python
 
@@ -143,10 +144,11 @@ ENDS = {
 }
 
 
+@sizes("times", 1, exhaustive=3)
 @pytest.mark.slow
-def test_processes_end_as_they_were_asked_to():
-    """Some hundred processes, four at a time, so that threads wait for each other in other orders."""
-    cases = [*itertools.product(DOES, ENDS)] * 2
+def test_processes_end_as_they_were_asked_to(times):
+    """More than a hundred processes, or some hundred, four at a time, so that threads wait for each other in other orders."""
+    cases = [*itertools.product(DOES, ENDS)] * times
 
     def end(case):
         does, (ends, code) = DOES[case[0]], ENDS[case[1]]
