@@ -138,25 +138,35 @@ def _columns_of(work: Any, number: int) -> Any:
 
 
 @jit.expand
+def _find_run(work: Any, columns: Any, number: int) -> Any:
+    """Return where a column is, and how many columns from it on are side by side in y: (index of the axes before `length`,
+    block, index of the axes after it, number of columns).
+
+    If some blocks share the lanes of the blocked layout, the columns are a run of the first block, a run of the next, and so
+    on. Thus a tile reads and writes whole cache lines."""
+    most = work.lanes // work.block
+    if most < 2 or work.inner <= _RUN:
+        number, place = divmod(number, work.inner)
+        outer, block = divmod(number, columns.blocks)
+        return outer, block, place, work.inner - place
+    outer, number = divmod(number, columns.blocks * work.inner)
+    group, number = divmod(number, most * work.inner)
+    run, number = divmod(number, min(most, columns.blocks - group * most) * _RUN)
+    first = run * _RUN
+    length = min(_RUN, work.inner - first)
+    block, place = divmod(number, length)
+    return outer, group * most + block, first + place, length - place
+
+
+@jit.expand
 def _set_spans(work: Any, spans: Any, columns: Any, start: int, n: int) -> int:
     """Write the spans of the n columns from `start` on, and return their number."""
     count = column = 0
-    most = max(1, work.lanes // work.block)
     while column < n:
-        outer, number = divmod(start + column, columns.blocks * work.inner)
-        group, number = divmod(number, most * work.inner)
-        blocks = min(most, columns.blocks - group * most)
-        # If some blocks share the lanes, the columns are a run of the first block, a run of the next, and so on. Thus a cache
-        # line is read and written as a whole.
-        most_in_run = _RUN if blocks > 1 else work.inner
-        run, number = divmod(number, blocks * most_in_run)
-        first = run * most_in_run
-        length = min(most_in_run, work.inner - first)
-        block, offset = divmod(number, length)
+        outer, block, place, length = _find_run(work, columns, start + column)
         span = spans[count]
-        span.column, span.count = column, min(length - offset, n - column)
-        channel = columns.first_row + (group * most + block) * work.block
-        span.index = (outer * work.length + channel) * work.inner + first + offset
+        span.column, span.count = column, min(length, n - column)
+        span.index = (outer * work.length + columns.first_row + block * work.block) * work.inner + place
         column += span.count
         count += 1
     return count
