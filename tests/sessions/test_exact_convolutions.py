@@ -4,12 +4,14 @@ optimizes nothing."""
 import logging
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from blocked_models import count, has_blocks, laid_out
 from conv_oracle import convolve
 from marks import batches
 from onnx_models import session_options
+from paths import MODELS
 from text_graphs import text_model
 
 import quark_numba
@@ -99,10 +101,18 @@ STEPS = {
     "a part": "b, c = Split <axis = 1> (twice, sizes) y = Conv (c, w, bias)",
     "a Concat": "b = Concat <axis = 2> (a, a) y = Conv (b, w, bias)",
     "Resize": 'b = Resize <mode = "nearest"> (a, "", factors) y = Conv (b, w, bias)',
+    "Pad": "b = Pad (a, pads, nothing) y = Conv (b, w, bias)",
+    "Pad without a number": "b = Pad (a, pads) y = Conv (b, w, bias)",
+    "Pad with what is there": 'b = Pad <mode = "reflect"> (a, pads) y = Conv (b, w, bias)',
     "Transpose": "b = Transpose <perm = [0, 1, 3, 2]> (a) y = Conv (b, w, bias)",
 }
 STEPS["a part"] = "twice = Concat <axis = 1> (a, a) " + STEPS["a part"]
-CONSTANTS = {"sizes": np.array([16, 16]), "factors": np.array([1, 1, 2, 2], np.float32)}
+CONSTANTS = {
+    "sizes": np.array([16, 16]),
+    "factors": np.array([1, 1, 2, 2], np.float32),
+    "pads": np.array([0, 0, 1, 2, 0, 0, 1, 0]),
+    "nothing": np.array(0, np.float32),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -154,6 +164,11 @@ class TestModels:
     def test_one_after_the_other(self):
         steps = "b = Conv <pads = [1, 1, 1, 1]> (a, w) c = Pair (b, scale, zero_point) y = Conv (c, w, bias)"
         assert_computed_on_codes(network(steps), 1, codes=1)
+
+    def test_a_model_of_quark(self):
+        """All convolutions between its first and its last ones are computed on codes, most of them behind a Pad."""
+        after = laid_out(onnx.load(MODELS / "style_xint8.onnx"))
+        assert count(after, "IntegerConvToCodes") >= 9
 
 
 # Pass the codes of a first convolution on. All of these take whole blocks of 32 channels. The number is that of nodes that turn
@@ -369,6 +384,16 @@ LEFT = {
     "a pool beyond the end": (
         "b = MaxPool <kernel_shape = [2, 2], strides = [3, 3], ceil_mode = 1> (a) y = Conv (b, w, bias)",
         {},
+        "not known to be 8-bit codes",
+    ),
+    "a Pad with another number": (
+        "b = Pad (a, pads, third) y = Conv (b, w, bias)",
+        {"pads": CONSTANTS["pads"], "third": np.array(1 / 3, np.float32)},
+        "not known to be 8-bit codes",
+    ),
+    "a Pad with a computed number": (
+        "computed = ReduceMax <keepdims = 0> (x) b = Pad (a, pads, computed) y = Conv (b, w, bias)",
+        {"pads": CONSTANTS["pads"]},
         "not known to be 8-bit codes",
     ),
     "two scales": (

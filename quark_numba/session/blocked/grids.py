@@ -92,8 +92,19 @@ def _grid_after(node: onnx.NodeProto, grids: Mapping[str, Grid], constant: Const
     is_nearest = node.op_type == "Resize" and attributes.get("mode", "nearest") == "nearest"
     extrapolates = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     is_pool = node.op_type == "MaxPool" and _has_elements_in_each_window(attributes)
-    moves = node.op_type in _MOVES or is_pool or (is_nearest and not extrapolates)
+    is_pad = node.op_type == "Pad" and _adds_numbers_of_grids(node, attributes, constant)
+    moves = node.op_type in _MOVES or is_pool or is_pad or (is_nearest and not extrapolates)
     return given[0] if moves or node.op_type == "Relu" else None
+
+
+def _adds_numbers_of_grids(node: onnx.NodeProto, attributes: Mapping[str, Any], constant: Constant) -> bool:
+    """Return whether a Pad adds only elements of its input, or 0, which every grid has."""
+    if attributes.get("mode", "constant") != "constant":
+        return True
+    if len(node.input) < 3 or not node.input[2]:
+        return not attributes.get("value", 0.0)  # an attribute before opset 11
+    value = constant(node.input[2])
+    return value is not None and not value.any() and not np.signbit(value).any()
 
 
 def _has_elements_in_each_window(attributes: Mapping[str, Any]) -> bool:
