@@ -391,6 +391,11 @@ LEFT = {
         {"pads": CONSTANTS["pads"], "third": np.array(1 / 3, np.float32)},
         "not known to be 8-bit codes",
     ),
+    "a Pad with -0": (
+        "b = Pad (a, pads, negative) y = Conv (b, w, bias)",
+        {"pads": CONSTANTS["pads"], "negative": np.array(-0.0, np.float32)},
+        "not known to be 8-bit codes",
+    ),
     "a Pad with a computed number": (
         "computed = ReduceMax <keepdims = 0> (x) b = Pad (a, pads, computed) y = Conv (b, w, bias)",
         {"pads": CONSTANTS["pads"]},

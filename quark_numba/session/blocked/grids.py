@@ -101,9 +101,8 @@ def _adds_numbers_of_grids(node: onnx.NodeProto, attributes: Mapping[str, Any], 
     """Return whether a Pad adds only elements of its input, or 0, which every grid has."""
     if attributes.get("mode", "constant") != "constant":
         return True
-    if len(node.input) < 3 or not node.input[2]:
-        return not attributes.get("value", 0.0)  # an attribute before opset 11
-    value = constant(node.input[2])
+    name = node.input[2] if len(node.input) > 2 else ""
+    value = constant(name) if name else np.asarray(attributes.get("value", 0.0))  # an attribute before opset 11
     return value is not None and not value.any() and not np.signbit(value).any()
 
 
